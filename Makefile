@@ -1,0 +1,36 @@
+# Every target works on a fresh machine with only python3 and pip: it creates .venv and installs what it needs.
+PYTHON ?= python3
+BIN := .venv/bin
+JOBS ?= 2
+
+.PHONY: demo test lint bench clean
+
+.venv/.installed: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet -e '.[gym,minatar,report,dev]'
+	touch $@
+
+# The CPU build of torch first, so that stable-baselines3 does not bring several GB of CUDA packages.
+.venv/.peers: .venv/.installed
+	$(BIN)/pip install --quiet 'torch==2.13.0'
+	$(BIN)/pip install --quiet -e '.[peers]'
+	touch $@
+
+demo: .venv/.installed
+	$(BIN)/capo solve chain:10 --rule cyclic --certificate --out runs/demo/chain
+	$(BIN)/capo reproduce bandit --quick --out runs/demo/bandit
+
+test: .venv/.installed
+	$(BIN)/pytest -n $(JOBS)
+
+lint: .venv/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: .venv/.peers
+	$(BIN)/python benchmarks/tabular.py
+
+clean:
+	rm -rf .venv runs .pytest_cache .mypy_cache .ruff_cache
