@@ -1,0 +1,399 @@
+"""Exact evaluation that follows the policy.
+
+:class:`DenseCritic`  single coordinates and mini-batches: keeps (I - gamma P_pi)^-1, changed by rank-1 updates.
+:class:`DirectCritic` all pairs at once: one LU solve an iteration, dense or sparse.
+:class:`SignCritic`   all pairs at once on large sparse MDPs: iterates only as far as the signs need.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+from threadpoolctl import ThreadpoolController
+
+from capo.errors import CapoError
+from capo.tabular import kernels
+from capo.tabular.mdp import MDP, Floats
+from capo.update import StepSize
+
+Ints = npt.NDArray[np.int64]
+
+DIRECT_BELOW = 128  # up to this S the inverse is changed at once: the matrix fits the cache
+DEPTH = 64  # pending rank-1 changes above it
+DENSE_BYTES_LIMIT = 4 * 2**30  # what a dense inverse and its work space may take
+SIGN_CRITIC_ABOVE = 5_000  # from this S on a sparse batch is solved by iteration rather than by LU
+
+
+def single_threaded_blas() -> AbstractContextManager[Any]:
+    """BLAS on one thread: at these sizes starting threads costs more than it saves."""
+    limited: AbstractContextManager[Any] = _controller().limit(limits=1, user_api="blas")
+    return limited
+
+
+_CONTROLLER: list[ThreadpoolController] = []
+
+
+def _controller() -> ThreadpoolController:
+    if not _CONTROLLER:  # looking for the libraries takes milliseconds, once
+        _CONTROLLER.append(ThreadpoolController())
+    return _CONTROLLER[0]
+
+
+@dataclass
+class Coordinates:
+    """Where single-coordinate updates come from: ``pairs`` (n, 2), or a walk driven by ``uniforms`` (n, 3)."""
+
+    pairs: Ints
+    uniforms: Floats
+    walked: bool
+    walk: Walk
+
+
+@dataclass
+class Walk:
+    """A walk through the MDP under mix * pi + (1 - mix) * behaviour.
+
+    Attributes:
+        behaviour: (S, A) fixed part of the behaviour policy.
+        mix: weight of the current policy.
+        restart: (S,) distribution a walk starts from.
+        horizon: steps after which it restarts.
+        position: [state, steps taken in this walk], changed as it goes.
+    """
+
+    behaviour: Floats
+    mix: float
+    restart: Floats
+    horizon: int
+    position: Ints
+
+
+@dataclass
+class Steps:
+    """What single-coordinate updates did, in order; ``value`` has n entries, the others the traced ones only."""
+
+    state: Ints
+    action: Ints
+    sign: npt.NDArray[np.int8]
+    alpha: Floats
+    row: Floats
+    value: Floats
+
+
+def encode(stepsize: StepSize, n_actions: int) -> tuple[int, float, float]:
+    """A step size as the numbers the kernels take."""
+    full = stepsize.with_defaults(n_actions)
+    if full.kind == "log":
+        return kernels.LOG, full.multiple, 0.0
+    if full.kind == "fixed":
+        return kernels.FIXED, full.eta, 0.0
+    if full.kind == "clipped":
+        return kernels.CLIPPED, full.clip, 0.0
+    assert full.beta is not None
+    assert full.zeta is not None
+    return kernels.ON_POLICY, full.beta, full.zeta
+
+
+def require_dense(n_states: int) -> None:
+    """Refuse what a dense inverse would not fit, before anything is allocated."""
+    needed = 3 * 8 * n_states**2  # the inverse, the factorisation and its copy
+    if needed > DENSE_BYTES_LIMIT:
+        most = int((DENSE_BYTES_LIMIT / 24) ** 0.5)
+        raise CapoError(
+            f"single-coordinate and mini-batch rules keep a dense inverse: {n_states} states would take "
+            f"{needed / 2**30:.1f} GB, more than the {DENSE_BYTES_LIMIT / 2**30:.0f} GB allowed (S <= {most}); "
+            "use rule='batch', which stays sparse"
+        )
+
+
+class DenseCritic:
+    """V, and M = (I - gamma P_pi)^-1, following a policy that changes one state at a time.
+
+    Attributes:
+        log_policy, policy: (S, A).
+        values: (S,) V_pi.
+        counts: (S, A) visits.
+        refactorisations: how often drift made a fresh factorisation necessary.
+    """
+
+    def __init__(self, mdp: MDP, log_policy: Floats, sign_tol: float, depth: int | None = None) -> None:
+        require_dense(mdp.n_states)
+        self.mdp, self.sign_tol = mdp, sign_tol
+        rows = mdp.csr()
+        self._csr = (rows.indptr.astype(np.int64), rows.indices.astype(np.int64), rows.data)
+        self._depth = (0 if mdp.n_states <= DIRECT_BELOW else DEPTH) if depth is None else depth
+        self.log_policy = np.ascontiguousarray(log_policy, dtype=np.float64).copy()
+        self.policy = np.exp(self.log_policy)
+        self.counts = np.zeros(log_policy.shape, np.int64)
+        self.refactorisations = -1  # the first factorisation is none
+        self._u = np.empty((max(self._depth, 1), mdp.n_states))
+        self._w = np.empty_like(self._u)
+        self.refactor()
+
+    def refactor(self) -> None:
+        """Evaluate the policy afresh."""
+        n = self.mdp.n_states
+        transition = self.mdp.policy_transition(self.policy)
+        system = np.eye(n) - self.mdp.gamma * (transition.toarray() if sp.issparse(transition) else transition)
+        with single_threaded_blas():
+            self._inverse_t = np.ascontiguousarray(np.linalg.inv(system).T)
+            self.values: Floats = (self.policy * self.mdp.reward).sum(axis=1) @ self._inverse_t
+        self._pending = 0
+        self.refactorisations += 1
+        q = self.mdp.q_values(self.values)
+        self._residual_limit = max(8 * self.residual(q), (1 - self.mdp.gamma) * self.sign_tol)
+
+    def flush(self) -> None:
+        """Multiply the pending rank-1 changes into the inverse: M <- prod_k (I + u_k w_k^T) M."""
+        k = self._pending
+        if k == 0:
+            return
+        u, w = self._u[:k], self._w[:k]
+        with single_threaded_blas():
+            # The product of the factors is I + U T W with T = (I - L)^-1, L the strict lower part of W U.
+            lower = np.eye(k) - np.tril(w @ u.T, -1)
+            mixed = np.linalg.solve(lower, w @ self._inverse_t.T)
+            self._inverse_t += mixed.T @ u
+        self._pending = 0
+
+    def residual(self, q: Floats) -> float:
+        """The largest Bellman residual of V, from q = Q(V)."""
+        return float(np.abs((self.policy * q).sum(axis=1) - self.values).max())
+
+    def checked_q(self) -> Floats:
+        """Q (S, A); drift of V beyond rounding is found here and mended by a fresh factorisation."""
+        q = self.mdp.q_values(self.values)
+        if self.residual(q) > self._residual_limit:
+            self.refactor()
+            q = self.mdp.q_values(self.values)
+        return q
+
+    def run(self, coordinates: Coordinates, stepsize: StepSize, traced: int) -> Steps:
+        """Make single-coordinate updates; keep what the first ``traced`` of them did."""
+        n = len(coordinates.uniforms) if coordinates.walked else len(coordinates.pairs)
+        traced = min(traced, n)
+        steps = Steps(
+            np.empty(traced, np.int64),
+            np.empty(traced, np.int64),
+            np.empty(traced, np.int8),
+            np.empty(traced),
+            np.empty((traced, self.mdp.n_actions)),
+            np.empty(n),
+        )
+        walk = coordinates.walk
+        done = 0
+        while done < n:
+            done, self._pending = kernels.run(
+                self._csr, self.mdp.reward, self.mdp.gamma, self.mdp.start, self.sign_tol,
+                *encode(stepsize, self.mdp.n_actions),
+                self.log_policy, self.policy, self.values, self.counts,
+                self._inverse_t, self._u, self._w, self._pending, self._depth,
+                coordinates.pairs, coordinates.walked, walk.behaviour, walk.mix, self.mdp.terminal,
+                walk.restart, walk.horizon, walk.position, coordinates.uniforms,
+                steps.state, steps.action, steps.sign, steps.alpha, steps.value, steps.row, traced,
+                done,
+            )  # fmt: skip
+            if self._depth and self._pending >= self._depth:
+                self.flush()
+        return steps
+
+    def walk_pairs(self, walk: Walk, uniforms: Floats) -> Ints:
+        """(n, 2) pairs met by walking on under the current policy."""
+        pairs = np.empty((len(uniforms), 2), np.int64)
+        kernels.walk(
+            self._csr, self.log_policy, walk.behaviour, walk.mix, self.mdp.terminal,
+            walk.restart, walk.horizon, walk.position, uniforms, pairs,
+        )  # fmt: skip
+        return pairs
+
+    def advantage_rows(self, states: Ints) -> Floats:
+        """(n, A) advantages at ``states`` (n,)."""
+        q = np.empty((len(states), self.mdp.n_actions))
+        kernels.q_rows(self._csr, self.mdp.reward, self.mdp.gamma, self.values, states, q)
+        return np.asarray(q - self.values[states, None])
+
+    def replace_rows(self, states: Ints, rows: Floats) -> None:
+        """Set the log-policy at ``states`` (n,) to ``rows`` (n, A) and follow with V and M."""
+        done = 0
+        while done < len(states):
+            done, self._pending = kernels.commit_rows(
+                self._csr, self.mdp.reward, self.mdp.gamma, self.log_policy, self.policy, self.values,
+                self._inverse_t, self._u, self._w, self._pending, self._depth, states, rows, done,
+            )  # fmt: skip
+            if self._depth and self._pending >= self._depth:
+                self.flush()
+
+
+@dataclass
+class Evaluation:
+    """Signs of all advantages under one policy, and what they came from.
+
+    Attributes:
+        values: (S,) V, exact or within ``error`` of it everywhere.
+        signs: (S, A) in {-1, 0, 1}.
+        greatest: the greatest advantage, with ``error`` accounted for.
+        error: bound on \\|V - V_pi\\|.
+    """
+
+    values: Floats
+    signs: npt.NDArray[np.int8]
+    greatest: float
+    error: float
+
+
+class DirectCritic:
+    """One LU solve an evaluation; dense or sparse as the MDP is."""
+
+    def __init__(self, mdp: MDP, sign_tol: float) -> None:
+        self.mdp, self.sign_tol = mdp, sign_tol
+
+    def evaluate(self, policy: Floats) -> Evaluation:
+        """Signs of the advantages of ``policy`` (S, A)."""
+        values = self.mdp.policy_values(policy)
+        advantage = self.mdp.q_values(values) - values[:, None]
+        signs = np.sign(advantage).astype(np.int8)
+        signs[np.abs(advantage) <= self.sign_tol] = 0
+        return Evaluation(values, signs, max(0.0, float(advantage.max())), 0.0)
+
+
+class SignCritic:
+    """Only the sign of A matters: a V within e of V_pi makes sign(A) certain wherever \\|A\\| > (1 + gamma) e.
+
+    Preconditioned BiCGSTAB, warm-started at the last policy's values, runs until every sign is certain or the
+    advantage is certainly below twice the tolerance, where it counts as 0. The error bound comes from the true
+    Bellman residual, not from the solver's own recurrence.
+    """
+
+    def __init__(self, mdp: MDP, sign_tol: float, max_iterations: int = 20_000) -> None:
+        self.mdp, self.sign_tol, self.max_iterations = mdp, sign_tol, max_iterations
+        rows = mdp.csr()
+        self._indptr, self._indices, self._data = rows.indptr, rows.indices, rows.data
+        self._pattern, self._place = _policy_pattern(rows, mdp.n_states, mdp.n_actions)
+        self._pi_data = np.empty(len(self._pattern.indices))
+        self._pi_reward = np.empty(mdp.n_states)
+        self._signs = np.empty((mdp.n_states, mdp.n_actions), np.int8)
+        self.values = np.zeros(mdp.n_states)
+        self.solver_iterations = 0
+
+    def evaluate(self, policy: Floats) -> Evaluation:
+        """Signs of the advantages of ``policy`` (S, A)."""
+        mdp = self.mdp
+        kernels.policy_system(
+            self._indptr, self._data, mdp.reward, policy,
+            self._place, self._pi_data, self._pi_reward,
+        )  # fmt: skip
+        solver = _BiCGSTAB(self._pattern, self._pi_data, mdp.gamma, self._pi_reward, self.values)
+        target = np.inf  # the error at which signs are looked at next
+        while True:
+            # Shifting V by a constant centres its bounds: V_pi - V lies in [low, high] / (1 - gamma).
+            low, high = (bound / (1 - mdp.gamma) for bound in solver.residual_range)
+            error = (high - low) / 2
+            if error <= target or solver.iterations >= self.max_iterations:
+                values = solver.x + (low + high) / 2
+                undecided, greatest = self._decide(values, error)
+                if undecided == 0:
+                    break
+                if solver.iterations >= self.max_iterations:
+                    raise CapoError(
+                        f"the evaluation stalled at an error of {error:.3g} with {undecided} signs undecided: "
+                        f"give a sign_tol of at least {error * (1 + mdp.gamma):.3g} or use critic='direct'"
+                    )
+                target = max(error / 8, self.sign_tol / (1 + mdp.gamma))
+            solver.step()
+        self.values = values
+        self.solver_iterations += solver.iterations
+        return Evaluation(values.copy(), self._signs.copy(), greatest + (1 + mdp.gamma) * error, error)
+
+    def _decide(self, values: Floats, error: float) -> tuple[int, float]:
+        slack = (1 + self.mdp.gamma) * error
+        undecided, greatest = kernels.batch_signs(
+            self._indptr, self._indices, self._data, self.mdp.reward, self.mdp.gamma,
+            values, slack, self.sign_tol, self._signs,
+        )  # fmt: skip
+        return int(undecided), float(greatest)
+
+
+class _BiCGSTAB:
+    """BiCGSTAB for (I - gamma P_pi) x = r_pi, preconditioned by a forward and a backward Gauss-Seidel sweep.
+
+    ``residual_range`` holds the least and the greatest entry of the true residual r_pi + gamma P_pi x - x.
+    """
+
+    def __init__(self, pattern: sp.csr_array, data: Floats, gamma: float, right: Floats, x: Floats) -> None:
+        self._system = (pattern.indptr, pattern.indices, data, gamma)
+        self._right = right
+        self.x = x.copy()
+        self.iterations = 0
+        self._restart()
+
+    def _restart(self) -> None:
+        self._r = np.empty_like(self.x)
+        self.residual_range = kernels.bellman_residual(*self._system, self._right, self.x, self._r)
+        self._shadow = self._r.copy()
+        self._rho = self._alpha = self._omega = 1.0
+        self._v = np.zeros_like(self.x)
+        self._p = np.zeros_like(self.x)
+
+    def _residual_size(self) -> float:
+        low, high = self.residual_range
+        return float(max(-low, high))
+
+    def _precondition(self, right: Floats) -> Floats:
+        solution = np.zeros_like(right)
+        kernels.sweep(*self._system, right, solution, True)
+        kernels.sweep(*self._system, right, solution, False)
+        return solution
+
+    def step(self) -> None:
+        """One iteration; a breakdown restarts from the current x, with a plain sweep to move on."""
+        self.iterations += 1
+        rho = float(self._shadow @ self._r)
+        if abs(rho) < 1e-30 * float(self._r @ self._r + 1e-300) or self._omega == 0:
+            return self._sweep_and_restart()
+        beta = rho / self._rho * self._alpha / self._omega
+        self._p = self._r + beta * (self._p - self._omega * self._v)
+        p_hat = self._precondition(self._p)
+        kernels.apply_system(*self._system, p_hat, self._v)
+        denominator = float(self._shadow @ self._v)
+        if denominator == 0:
+            return self._sweep_and_restart()
+        self._alpha = rho / denominator
+        s = self._r - self._alpha * self._v
+        s_hat = self._precondition(s)
+        t = np.empty_like(s)
+        kernels.apply_system(*self._system, s_hat, t)
+        norm = float(t @ t)
+        self._omega = float(t @ s) / norm if norm > 0 else 0.0
+        before = self._residual_size()
+        self.x += self._alpha * p_hat + self._omega * s_hat
+        self._rho = rho
+        # The true residual, not the recurrence's: the error bound rests on it.
+        self.residual_range = kernels.bellman_residual(*self._system, self._right, self.x, self._r)
+        if not self._residual_size() < 1e6 * before or self._omega == 0:
+            return self._sweep_and_restart()
+        return None
+
+    def _sweep_and_restart(self) -> None:
+        if not np.isfinite(self.x).all():
+            self.x[:] = 0.0
+        kernels.sweep(*self._system, self._right, self.x, True)
+        kernels.sweep(*self._system, self._right, self.x, False)
+        self._restart()
+
+
+def _policy_pattern(
+    rows: sp.csr_array, n_states: int, n_actions: int
+) -> tuple[sp.csr_array, npt.NDArray[np.int32]]:
+    """The pattern of P_pi for any pi, and where each transition entry is added in it."""
+    state = np.repeat(np.arange(n_states * n_actions, dtype=np.int64) // n_actions, np.diff(rows.indptr))
+    key = state * n_states + rows.indices
+    unique, place = np.unique(key, return_inverse=True)
+    indptr = np.searchsorted(unique, np.arange(n_states + 1, dtype=np.int64) * n_states).astype(np.int32)
+    indices = (unique % n_states).astype(np.int32)
+    pattern = sp.csr_array((np.zeros(len(indices)), indices, indptr), shape=(n_states, n_states))
+    return pattern, place.astype(np.int32)

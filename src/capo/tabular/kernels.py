@@ -1,0 +1,384 @@
+"""Compiled kernels of the tabular engine; each has a plain twin in the tests.
+
+One coordinate changes the policy at one state only. With M = (I - gamma P_pi)^-1, changing row s of the policy
+by d gives, with x = M[:, s], g = gamma P[s] x (A,) and the advantages adv (A,) of that row,
+
+    V' = V + x * c,    Q'(s, .) = Q(s, .) + g * c,    c = (d . adv) / (1 - d . g),
+    M' = (I + u w^T) M,    u = x / (1 - d . g),    w = gamma d^T P[s].
+
+So once x, Q(s, .) and g are known, every further update of the same state costs O(A): consecutive updates of a
+state are merged into one rank-1 change, committed when the walk leaves the state. M is stored transposed, so
+that a column of it is contiguous. Changes are applied to M at once when S is small (``depth`` 0), and otherwise
+kept as up to ``depth`` pending pairs (u, w) until :func:`capo.tabular.critic.DenseCritic.flush` multiplies them
+in with two matrix products.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numba as nb
+import numpy as np
+
+from capo.update import floor
+
+FLOOR = floor(np.float64)
+LOG, FIXED, CLIPPED, ON_POLICY = 0, 1, 2, 3
+_JIT = {"cache": True, "nogil": True}
+_FAST = {
+    "cache": True,
+    "nogil": True,
+    "fastmath": {"reassoc", "contract", "nsz"},
+}  # NaN and infinity keep their meaning
+
+
+@nb.njit(**_JIT)
+def step_size(kind, first, second, log_p, sign, count):  # type: ignore[no-untyped-def]
+    """Twin of :meth:`capo.update.StepSize.alpha` for one entry."""
+    if kind == FIXED:
+        return first
+    if kind == CLIPPED:
+        return min(-log_p, first)
+    if kind == LOG:
+        return -first * log_p
+    if sign <= 0:
+        return -log_p
+    if log_p < math.log(first):
+        return math.log(first / (1 - first)) - log_p
+    return second * math.log1p(1.0 / count)
+
+
+@nb.njit(**_JIT)
+def normalise_row(row):  # type: ignore[no-untyped-def]
+    """Twin of :func:`capo.update.log_normalise` for one row (A,), in place."""
+    top = 0
+    for a in range(1, row.shape[0]):
+        if row[a] > row[top]:
+            top = a
+    peak = row[top]
+    rest = 0.0
+    for a in range(row.shape[0]):
+        if a != top:
+            rest += math.exp(row[a] - peak)
+    shift = math.log1p(rest)
+    for a in range(row.shape[0]):
+        row[a] = max((row[a] - peak) - shift, FLOOR)
+
+
+@nb.njit(**_FAST)
+def dot(x, y):  # type: ignore[no-untyped-def]
+    total = 0.0
+    for i in range(x.shape[0]):
+        total += x[i] * y[i]
+    return total
+
+
+@nb.njit(**_FAST)
+def _add_multiple(x, u, factor):  # type: ignore[no-untyped-def]
+    for i in range(x.shape[0]):
+        x[i] += u[i] * factor
+
+
+@nb.njit(**_FAST)
+def sparse_dot(indptr, indices, data, row, x):  # type: ignore[no-untyped-def]
+    total = 0.0
+    for k in range(indptr[row], indptr[row + 1]):
+        total += data[k] * x[indices[k]]
+    return total
+
+
+@nb.njit(**_JIT)
+def column(inverse_t, u, w, pending, s, x):  # type: ignore[no-untyped-def]
+    """x = M[:, s] with the pending changes applied, in the order they came."""
+    x[:] = inverse_t[s]
+    for k in range(pending):
+        _add_multiple(x, u[k], dot(w[k], x))
+
+
+@nb.njit(**_JIT)
+def commit(csr, gamma, n_actions, inverse_t, u, w, pending, depth, s, change, x, scale):  # type: ignore[no-untyped-def]
+    """Enter the policy change (A,) at state s into M; returns the number of pending changes."""
+    indptr, indices, data = csr
+    slot = pending if depth > 0 else 0
+    row = w[slot]
+    row[:] = 0.0
+    for a in range(n_actions):
+        if change[a] != 0.0:
+            pair = s * n_actions + a
+            for k in range(indptr[pair], indptr[pair + 1]):
+                row[indices[k]] += gamma * change[a] * data[k]
+    for i in range(x.shape[0]):
+        u[slot, i] = x[i] * scale
+    if depth > 0:
+        return pending + 1
+    for i in range(x.shape[0]):
+        left = dot(inverse_t[i], row)
+        if left != 0.0:
+            _add_multiple(inverse_t[i], u[0], left)
+    return 0
+
+
+@nb.njit(**_JIT)
+def draw(probabilities, uniform):  # type: ignore[no-untyped-def]
+    """The index that a uniform number picks from a distribution; never one of probability 0."""
+    total = 0.0
+    last = 0
+    for i in range(probabilities.shape[0]):
+        if probabilities[i] > 0.0:
+            last = i
+            total += probabilities[i]
+            if uniform < total:
+                return i
+    return last
+
+
+@nb.njit(**_JIT)
+def draw_action(behaviour, row, mix, uniform):  # type: ignore[no-untyped-def]
+    """An action from mix * pi + (1 - mix) * behaviour, pi given as log-probabilities."""
+    total = 0.0
+    last = 0
+    for a in range(row.shape[0]):
+        probability = mix * math.exp(row[a]) + (1 - mix) * behaviour[a]
+        if probability > 0.0:
+            last = a
+            total += probability
+            if uniform < total:
+                return a
+    return last
+
+
+@nb.njit(**_JIT)
+def draw_next(indptr, indices, data, pair, uniform):  # type: ignore[no-untyped-def]
+    total = 0.0
+    last = indices[indptr[pair]]
+    for k in range(indptr[pair], indptr[pair + 1]):
+        if data[k] > 0.0:
+            last = indices[k]
+            total += data[k]
+            if uniform < total:
+                return last
+    return last
+
+
+@nb.njit(**_JIT)
+def advance(csr, n_actions, terminal, restart, horizon, walker, action, uniforms):  # type: ignore[no-untyped-def]
+    """Move the walker [state, steps in this walk] one step; restart at an end or after the horizon."""
+    indptr, indices, data = csr
+    target = draw_next(indptr, indices, data, walker[0] * n_actions + action, uniforms[1])
+    walker[1] += 1
+    if terminal[target] or walker[1] >= horizon:
+        walker[0] = draw(restart, uniforms[2])
+        walker[1] = 0
+    else:
+        walker[0] = target
+
+
+@nb.njit(**_JIT)
+def run(  # type: ignore[no-untyped-def]
+    csr, reward, gamma, rho, sign_tol,  # the MDP
+    kind, first, second,  # the step size
+    log_policy, policy, values, counts, inverse_t, u, w, pending, depth,  # the engine's state, changed in place
+    pairs, walked, behaviour, mix, terminal, restart, horizon, walker, uniforms,  # where coordinates come from
+    out_state, out_action, out_sign, out_alpha, out_value, out_row, traced,  # what happened
+    begin,
+):  # fmt: skip
+    """Single-coordinate updates ``begin``, ``begin + 1``, ... until all are done or ``depth`` is full.
+
+    Coordinates come from ``pairs`` (n, 2) or, when ``walked``, from a walk driven by ``uniforms`` (n, 3).
+    Returns the index of the next update and the number of pending changes.
+    """
+    indptr, indices, data = csr
+    n_states, n_actions = policy.shape
+    n = uniforms.shape[0] if walked else pairs.shape[0]
+    x = np.empty(n_states)
+    base_q, g = np.empty(n_actions), np.empty(n_actions)
+    change = np.zeros(n_actions)
+    i = begin
+    while i < n and (depth == 0 or pending < depth):
+        s = walker[0] if walked else pairs[i, 0]
+        column(inverse_t, u, w, pending, s, x)
+        for a in range(n_actions):
+            pair = s * n_actions + a
+            base_q[a] = reward[s, a] + gamma * sparse_dot(indptr, indices, data, pair, values)
+            g[a] = gamma * sparse_dot(indptr, indices, data, pair, x)
+        at_start = dot(rho, values)
+        start_x = dot(rho, x)
+        row = log_policy[s]
+        c = 0.0
+        scale = 1.0
+        changed = False
+        while i < n and (walker[0] if walked else pairs[i, 0]) == s:
+            a = draw_action(behaviour[s], row, mix, uniforms[i, 0]) if walked else pairs[i, 1]
+            advantage = (base_q[a] + g[a] * c) - (values[s] + x[s] * c)
+            sign = 1 if advantage > sign_tol else (-1 if advantage < -sign_tol else 0)
+            counts[s, a] += 1
+            alpha = step_size(kind, first, second, row[a], sign, counts[s, a])
+            if sign != 0:
+                row[a] += sign * alpha
+                normalise_row(row)
+                against = 0.0
+                along = 0.0
+                for b in range(n_actions):
+                    change[b] = math.exp(row[b]) - policy[s, b]
+                    along += change[b] * (base_q[b] - values[s])
+                    against += change[b] * g[b]
+                scale = 1.0 / (1.0 - against)
+                c = along * scale
+                changed = True
+            out_value[i] = at_start + start_x * c
+            if i < traced:
+                out_state[i] = s
+                out_action[i] = a
+                out_sign[i] = sign
+                out_alpha[i] = alpha
+                out_row[i] = row
+            i += 1
+            if walked:
+                advance(csr, n_actions, terminal, restart, horizon, walker, a, uniforms[i - 1])
+        if changed:
+            _add_multiple(values, x, c)
+            for b in range(n_actions):
+                policy[s, b] = math.exp(row[b])
+            pending = commit(csr, gamma, n_actions, inverse_t, u, w, pending, depth, s, change, x, scale)
+    return i, pending
+
+
+@nb.njit(**_JIT)
+def commit_rows(  # type: ignore[no-untyped-def]
+    csr, reward, gamma, log_policy, policy, values, inverse_t, u, w, pending, depth, states, rows, begin,
+):  # fmt: skip
+    """Replace the policy at ``states[begin:]`` by ``rows`` (log-probabilities), one rank-1 change each.
+
+    Returns the index of the next state and the number of pending changes; stops when ``depth`` is full.
+    """
+    indptr, indices, data = csr
+    n_states, n_actions = policy.shape
+    x = np.empty(n_states)
+    change = np.empty(n_actions)
+    i = begin
+    while i < states.shape[0] and (depth == 0 or pending < depth):
+        s = states[i]
+        column(inverse_t, u, w, pending, s, x)
+        along = 0.0
+        against = 0.0
+        for a in range(n_actions):
+            pair = s * n_actions + a
+            probability = math.exp(rows[i, a])
+            change[a] = probability - policy[s, a]
+            q = reward[s, a] + gamma * sparse_dot(indptr, indices, data, pair, values)
+            along += change[a] * (q - values[s])
+            against += change[a] * gamma * sparse_dot(indptr, indices, data, pair, x)
+            policy[s, a] = probability
+            log_policy[s, a] = rows[i, a]
+        scale = 1.0 / (1.0 - against)
+        _add_multiple(values, x, along * scale)
+        pending = commit(csr, gamma, n_actions, inverse_t, u, w, pending, depth, s, change, x, scale)
+        i += 1
+    return i, pending
+
+
+@nb.njit(**_JIT)
+def q_rows(csr, reward, gamma, values, states, out):  # type: ignore[no-untyped-def]
+    """out (n, A) = Q at ``states`` (n,)."""
+    indptr, indices, data = csr
+    for i in range(states.shape[0]):
+        for a in range(reward.shape[1]):
+            pair = states[i] * reward.shape[1] + a
+            out[i, a] = reward[states[i], a] + gamma * sparse_dot(indptr, indices, data, pair, values)
+
+
+@nb.njit(**_JIT)
+def walk(csr, log_policy, behaviour, mix, terminal, restart, horizon, walker, uniforms, out):  # type: ignore[no-untyped-def]
+    """Fill ``out`` (n, 2) with the pairs met by following mix * pi + (1 - mix) * behaviour; nothing is updated."""
+    n_actions = log_policy.shape[1]
+    for i in range(out.shape[0]):
+        s = walker[0]
+        a = draw_action(behaviour[s], log_policy[s], mix, uniforms[i, 0])
+        out[i, 0] = s
+        out[i, 1] = a
+        advance(csr, n_actions, terminal, restart, horizon, walker, a, uniforms[i])
+
+
+@nb.njit(**_JIT)
+def policy_system(indptr, data, reward, policy, place, pi_data, pi_reward):  # type: ignore[no-untyped-def]
+    """P_pi's entries and r_pi, into a fixed pattern: ``place[k]`` is where transition entry k is added."""
+    n_states, n_actions = policy.shape
+    pi_data[:] = 0.0
+    for s in range(n_states):
+        total = 0.0
+        for a in range(n_actions):
+            weight = policy[s, a]
+            total += weight * reward[s, a]
+            pair = s * n_actions + a
+            for k in range(indptr[pair], indptr[pair + 1]):
+                pi_data[place[k]] += weight * data[k]
+        pi_reward[s] = total
+
+
+@nb.njit(**_FAST)
+def bellman_residual(indptr, indices, pi_data, gamma, pi_reward, values, out):  # type: ignore[no-untyped-def]
+    """out = r_pi + gamma P_pi V - V; returns its least and greatest entry."""
+    low, high = math.inf, -math.inf
+    for s in range(values.shape[0]):
+        total = 0.0
+        for k in range(indptr[s], indptr[s + 1]):
+            total += pi_data[k] * values[indices[k]]
+        out[s] = pi_reward[s] + gamma * total - values[s]
+        low = min(low, out[s])
+        high = max(high, out[s])
+    return low, high
+
+
+@nb.njit(**_FAST)
+def apply_system(indptr, indices, pi_data, gamma, x, out):  # type: ignore[no-untyped-def]
+    """out = (I - gamma P_pi) x."""
+    for s in range(x.shape[0]):
+        total = 0.0
+        for k in range(indptr[s], indptr[s + 1]):
+            total += pi_data[k] * x[indices[k]]
+        out[s] = x[s] - gamma * total
+
+
+@nb.njit(**_FAST)
+def sweep(indptr, indices, pi_data, gamma, right, x, forward):  # type: ignore[no-untyped-def]
+    """One Gauss-Seidel sweep of (I - gamma P_pi) x = right, in place, in either direction."""
+    n = x.shape[0]
+    for step in range(n):
+        s = step if forward else n - 1 - step
+        total = 0.0
+        own = 0.0
+        for k in range(indptr[s], indptr[s + 1]):
+            t = indices[k]
+            if t == s:
+                own = pi_data[k]
+            else:
+                total += pi_data[k] * x[t]
+        x[s] = (right[s] + gamma * total) / (1 - gamma * own)
+
+
+@nb.njit(**_FAST)
+def batch_signs(indptr, indices, data, reward, gamma, values, slack, tol, signs):  # type: ignore[no-untyped-def]
+    """Signs of all advantages from values known to within an error: ``slack`` = (1 + gamma) * error.
+
+    An advantage above ``slack`` in size has a certain sign; one that is certainly below 2 * ``tol`` counts as 0.
+    Returns the number of undecided pairs and the greatest advantage.
+    """
+    n_states, n_actions = reward.shape
+    undecided = 0
+    greatest = 0.0
+    for s in range(n_states):
+        for a in range(n_actions):
+            pair = s * n_actions + a
+            total = 0.0
+            for k in range(indptr[pair], indptr[pair + 1]):
+                total += data[k] * values[indices[k]]
+            advantage = reward[s, a] + gamma * total - values[s]
+            size = abs(advantage)
+            greatest = max(greatest, advantage)
+            if size > max(slack, tol):
+                signs[s, a] = 1 if advantage > 0 else -1
+            else:
+                signs[s, a] = 0
+                if size + slack > 2 * tol:
+                    undecided += 1
+    return undecided, greatest

@@ -1,0 +1,565 @@
+"""Finite Markov decision processes: arrays in, validated; dense or sparse; importers and exporters."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zipfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+import scipy.sparse.linalg
+
+from capo.errors import CapoError
+from capo.files import write_atomically
+
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+SUM_TOLERANCE = 1e-8  # how far a row of probabilities may be from 1 before it is refused
+FORMAT = "capo-mdp-1"
+
+
+@dataclass(frozen=True)
+class RewardMap:
+    """The affine map reward = scale * rescaled + shift that :meth:`MDP.rescale_rewards` applied."""
+
+    scale: float = 1.0
+    shift: float = 0.0
+
+
+class MDP:
+    """A finite, discounted MDP with S states and A actions.
+
+    Args:
+        transition: probabilities P(s' | s, a): an (S, A, S) array, or a scipy.sparse (S*A, S) matrix whose row
+            ``s * A + a`` belongs to (s, a). Duplicate sparse entries are added up.
+        reward: (S, A); or (S, A, S), one for each transition (for sparse transitions a sparse (S*A, S) matrix
+            works too), of which the expectation is kept.
+        gamma: discount in (0, 1).
+        start: (S,) start distribution rho; uniform if not given.
+        terminal: states (indices or an (S,) mask) where an episode ends. They become absorbing with reward 0,
+            whatever their rows said. States that are already so are found without being named.
+
+    >>> import numpy as np
+    >>> two = MDP(np.full((2, 2, 2), 0.5), np.eye(2), gamma=0.9)
+    >>> two.n_states, two.n_actions, two.is_sparse
+    (2, 2, False)
+    """
+
+    def __init__(
+        self,
+        transition: Any,
+        reward: Any,
+        gamma: float,
+        start: Any = None,
+        *,
+        terminal: Any = None,
+        name: str = "",
+        reward_map: RewardMap | None = None,
+    ) -> None:
+        self.name = name
+        self.gamma = _check_gamma(gamma)
+        self.reward_map = reward_map or RewardMap()
+        self._rows, shape = _transition_rows(transition)
+        self.n_states, self.n_actions = shape
+        self.is_sparse = sp.issparse(self._rows)
+        ends = _terminal_mask(terminal, self.n_states)
+        rewards = _expected_reward(reward, self._rows, shape)
+        if ends is not None and ends.any():
+            self._rows = _make_absorbing(self._rows, ends, self.n_actions)
+            rewards = np.where(ends[:, None], 0.0, rewards)
+        self._rows = _check_probabilities(self._rows, self.n_actions)
+        self.reward: Floats = rewards
+        self.start: Floats = _check_start(start, self.n_states)
+        found = self._absorbing() & (rewards == 0).all(axis=1)
+        self.terminal: Bools = found if ends is None else (found | ends)
+        for array in (self.reward, self.start, self.terminal):
+            array.flags.writeable = False
+
+    # --- what the engines read -------------------------------------------------------------------------------
+
+    @property
+    def transition(self) -> Any:
+        """(S, A, S) array, or the sparse (S*A, S) matrix when the MDP is sparse."""
+        if self.is_sparse:
+            return self._rows
+        return self._rows.reshape(self.n_states, self.n_actions, self.n_states)
+
+    @property
+    def rows(self) -> Any:
+        """Transitions as (S*A, S): a dense array or a CSR matrix."""
+        return self._rows
+
+    def csr(self) -> sp.csr_array:
+        """Transitions as a CSR array (S*A, S), whatever they are stored as."""
+        return self._rows if self.is_sparse else sp.csr_array(self._rows)
+
+    def q_values(self, values: Floats) -> Floats:
+        """Q(s, a) = r(s, a) + gamma * sum_s' P(s'|s, a) V(s'), as (S, A), from values (S,)."""
+        expected = np.asarray(self._rows @ values).reshape(self.n_states, self.n_actions)
+        return self.reward + self.gamma * expected
+
+    def policy_transition(self, policy: Floats) -> Any:
+        """P_pi (S, S): dense or CSR like the MDP itself."""
+        if not self.is_sparse:
+            return np.einsum("sa,sat->st", policy, self.transition)
+        weights = sp.csr_array(
+            (policy.ravel(), np.arange(policy.size), np.arange(0, policy.size + 1, self.n_actions)),
+            shape=(self.n_states, policy.size),
+        )
+        return weights @ self._rows
+
+    def policy_values(self, policy: Floats) -> Floats:
+        """V_pi (S,), by one direct solve: the plain evaluation that everything fast is checked against."""
+        matrix = self.policy_transition(policy)
+        reward = (policy * self.reward).sum(axis=1)
+        if self.is_sparse:
+            system = sp.csc_array(sp.eye_array(self.n_states) - self.gamma * matrix)
+            return np.asarray(scipy.sparse.linalg.splu(system).solve(reward))
+        return np.linalg.solve(np.eye(self.n_states) - self.gamma * matrix, reward)
+
+    def reachable(self, origin: Floats | None = None) -> Bools:
+        """(S,) mask of the states that some policy meets from ``origin`` (the start distribution)."""
+        origin = self.start if origin is None else origin
+        rows = self.csr()
+        leads = sp.csr_array((np.ones(rows.nnz, np.int8), rows.indices, rows.indptr), shape=rows.shape)
+        seen = np.asarray(origin) > 0
+        frontier = seen.copy()
+        while frontier.any():
+            pairs = np.repeat(frontier, self.n_actions).astype(np.int32)
+            met = np.asarray(leads.T @ pairs) > 0
+            frontier = met & ~seen
+            seen |= met
+        return seen
+
+    # --- rewards in [0, 1] -----------------------------------------------------------------------------------
+
+    def rescale_rewards(self) -> MDP:
+        """The same MDP with rewards mapped affinely onto [0, 1]; :meth:`original_values` maps values back.
+
+        The map shifts the reward of absorbing states too, or it would change which policy is best.
+        """
+        low, high = float(self.reward.min()), float(self.reward.max())
+        scale = high - low if high > low else 1.0
+        rescaled = object.__new__(MDP)
+        rescaled.__dict__.update(self.__dict__)
+        rescaled.reward = (self.reward - low) / scale
+        rescaled.reward.flags.writeable = False
+        # Composed with an earlier map, so that values always map back to the MDP the user built.
+        first = self.reward_map
+        rescaled.reward_map = RewardMap(scale * first.scale, first.shift + low * first.scale)
+        return rescaled
+
+    def original_values(self, values: npt.ArrayLike) -> Floats:
+        """Values of the rescaled MDP in the units of the rewards the MDP was built with."""
+        return self.reward_map.scale * np.asarray(values, np.float64) + self.reward_map.shift / (1 - self.gamma)
+
+    @property
+    def has_unit_rewards(self) -> bool:
+        """Whether every reward lies in [0, 1], as the rate theorems assume."""
+        return bool(self.reward.min() >= 0 and self.reward.max() <= 1)
+
+    # --- importers and exporters -----------------------------------------------------------------------------
+
+    @classmethod
+    def from_gymnasium(cls, env: Any, gamma: float, **make_options: Any) -> MDP:
+        """The MDP of a Gymnasium toy-text environment: an id such as ``"FrozenLake-v1"``, or an environment.
+
+        A transition flagged as terminated is worth its reward and nothing after. The states such transitions
+        lead to become terminal; where one can also be met in mid-episode, an extra absorbing state is added
+        for the endings instead.
+        """
+        if isinstance(env, str):
+            env = _make_gymnasium(env, make_options)
+        table = getattr(getattr(env, "unwrapped", env), "P", None)
+        if table is None:
+            raise CapoError(
+                f"{env} has no transition table `P`: only Gymnasium's toy-text environments "
+                "(FrozenLake-v1, Taxi-v3, CliffWalking-v1) can be turned into an MDP"
+            )
+        start = np.asarray(getattr(env.unwrapped, "initial_state_distrib", np.ones(len(table))), np.float64)
+        name = env.spec.id if getattr(env, "spec", None) is not None else type(env.unwrapped).__name__
+        return _from_table(cls, table, start / start.sum(), gamma, name)
+
+    @classmethod
+    def from_mdptoolbox(cls, transitions: Any, rewards: Any, gamma: float, start: Any = None) -> MDP:
+        """An MDP in pymdptoolbox's layout, the action first.
+
+        Args:
+            transitions: (A, S, S) array, or a list of A (S, S) arrays or sparse matrices.
+            rewards: (S,), (S, A), (A, S, S), or a list of A (S, S) arrays or sparse matrices.
+            gamma: discount.
+            start: start distribution.
+        """
+        matrices = _action_matrices(transitions, "transitions")
+        n_actions, n_states = len(matrices), matrices[0].shape[0]
+        # Row a*S + s of the stacked matrices becomes row s*A + a.
+        order = np.arange(n_actions * n_states).reshape(n_actions, n_states).T.ravel()
+        sparse = any(sp.issparse(matrix) for matrix in matrices)
+
+        def by_state(parts: Sequence[Any]) -> Any:
+            if sparse:
+                return sp.csr_array(sp.vstack([sp.csr_array(part) for part in parts]))[order]
+            return np.stack([np.asarray(part, np.float64) for part in parts], axis=1)
+
+        reward: Any
+        if not isinstance(rewards, list | tuple) and np.ndim(rewards) == 1:
+            reward = np.repeat(np.asarray(rewards, np.float64)[:, None], n_actions, axis=1)
+        elif not isinstance(rewards, list | tuple) and np.ndim(rewards) == 2 and not sp.issparse(rewards):
+            reward = np.asarray(rewards, np.float64)
+        else:
+            reward = by_state(_action_matrices(rewards, "rewards"))
+        return cls(by_state(matrices), reward, gamma, start)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the MDP to ``path`` (.npz): plain arrays, a JSON manifest with a checksum, no pickle."""
+        target = Path(path)
+        if target.suffix != ".npz":
+            target = target.with_name(target.name + ".npz")
+        arrays = {"reward": self.reward, "start": self.start, "terminal": self.terminal}
+        if self.is_sparse:
+            arrays |= {"data": self._rows.data, "indices": self._rows.indices, "indptr": self._rows.indptr}
+        else:
+            arrays["transition"] = self.transition
+        manifest = {
+            "format": FORMAT,
+            "name": self.name,
+            "gamma": self.gamma,
+            "reward_map": [self.reward_map.scale, self.reward_map.shift],
+            "sha256": _checksum(arrays),
+        }
+        encoded = np.frombuffer(json.dumps(manifest).encode(), np.uint8)
+        return write_atomically(
+            target,
+            lambda file: np.savez_compressed(file, manifest=encoded, **arrays),  # type: ignore[arg-type]
+        )
+
+    @classmethod
+    def load(cls, path: str | Path) -> MDP:
+        """Read an MDP written by :meth:`save`, or any .npz with arrays transition, reward and gamma."""
+        target = Path(path)
+        if not target.exists():
+            raise CapoError(f"{target} does not exist")
+        try:
+            with np.load(target, allow_pickle=False) as archive:
+                arrays = {key: archive[key] for key in archive.files}
+        except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zipfile.LargeZipFile) as error:
+            raise CapoError(f"{target} is damaged or not an .npz file: {error}") from error
+        except Exception as error:  # zlib.error and struct.error: what a damaged archive raises is not one type
+            raise CapoError(f"{target} is damaged: {type(error).__name__}: {error}") from error
+        if "manifest" not in arrays:
+            return cls._from_foreign(arrays, target)
+        return cls._from_saved(arrays, target)
+
+    @classmethod
+    def _from_saved(cls, arrays: dict[str, Any], target: Path) -> MDP:
+        try:
+            manifest = json.loads(arrays.pop("manifest").tobytes())
+            if manifest["format"] != FORMAT:
+                raise CapoError(f"{target} has format {manifest['format']!r}; this version reads {FORMAT!r}")
+            if manifest["sha256"] != _checksum(arrays):
+                raise CapoError(f"{target} is damaged: its checksum does not match its arrays")
+            scale, shift = manifest["reward_map"]
+            terminal = arrays["terminal"]
+            transition = arrays.get("transition")
+            if transition is None:
+                shape = (arrays["reward"].size, len(arrays["start"]))
+                transition = sp.csr_array((arrays["data"], arrays["indices"], arrays["indptr"]), shape=shape)
+            mdp = cls(transition, arrays["reward"], manifest["gamma"], arrays["start"], name=manifest["name"])
+        except (KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise CapoError(f"{target} is damaged: {type(error).__name__}: {error}") from error
+        mdp.terminal = terminal.astype(bool)
+        mdp.reward_map = RewardMap(scale, shift)
+        return mdp
+
+    @classmethod
+    def _from_foreign(cls, arrays: dict[str, Any], target: Path) -> MDP:
+        missing = [key for key in ("transition", "reward", "gamma") if key not in arrays]
+        if missing:
+            raise CapoError(
+                f"{target} has no {', '.join(missing)}: an .npz needs arrays transition (S, A, S), reward "
+                f"(S, A) or (S, A, S) and gamma, with start and terminal if wanted; it has {sorted(arrays)}"
+            )
+        return cls(
+            arrays["transition"],
+            arrays["reward"],
+            float(arrays["gamma"]),
+            arrays.get("start"),
+            terminal=arrays.get("terminal"),
+            name=target.stem,
+        )
+
+    # --- details ---------------------------------------------------------------------------------------------
+
+    def _absorbing(self) -> Bools:
+        """(S,) mask of states that every action leaves with certainty in themselves."""
+        stay = np.repeat(np.arange(self.n_states), self.n_actions)
+        if self.is_sparse:
+            own = sp.csr_array((np.ones(len(stay)), (np.arange(len(stay)), stay)), shape=self._rows.shape)
+            probability = np.asarray(self._rows.multiply(own).sum(axis=1)).ravel()
+        else:
+            probability = self._rows[np.arange(len(stay)), stay]
+        certain: Bools = (probability.reshape(self.n_states, self.n_actions) == 1).all(axis=1)
+        return certain
+
+    def __repr__(self) -> str:
+        kind = "sparse" if self.is_sparse else "dense"
+        label = f"{self.name}: " if self.name else ""
+        return f"MDP({label}{self.n_states} states, {self.n_actions} actions, gamma {self.gamma:g}, {kind})"
+
+
+# --- validation ----------------------------------------------------------------------------------------------
+
+
+def _check_gamma(gamma: float) -> float:
+    try:
+        value = float(gamma)
+    except (TypeError, ValueError):
+        raise CapoError(f"gamma={gamma!r} must be a number strictly between 0 and 1") from None
+    if not 0 < value < 1:
+        raise CapoError(f"gamma={gamma!r} must lie strictly between 0 and 1")
+    return value
+
+
+def _transition_rows(transition: Any) -> tuple[Any, tuple[int, int]]:
+    """Transitions as float64 (S*A, S) rows, dense or CSR with duplicates merged, and (S, A)."""
+    if sp.issparse(transition):
+        if transition.ndim != 2:
+            raise CapoError(f"sparse transitions must be a matrix (S*A, S), got shape {transition.shape}")
+        n_pairs, n_states = transition.shape
+        if n_states == 0 or n_pairs == 0 or n_pairs % n_states:
+            raise CapoError(
+                f"sparse transitions of shape {transition.shape} must be (S*A, S): {n_pairs} rows is not a "
+                f"positive multiple of {n_states} columns"
+            )
+        # COO first: that conversion keeps duplicates, which the one to CSR then adds up.
+        rows = sp.csr_array(sp.coo_array(transition), dtype=np.float64)
+        rows.sum_duplicates()
+        rows.eliminate_zeros()
+        return rows, (n_states, n_pairs // n_states)
+    try:
+        dense = np.ascontiguousarray(transition, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise CapoError(f"transitions are not an array of numbers: {error}") from None
+    if dense.ndim != 3 or dense.shape[0] != dense.shape[2]:
+        raise CapoError(f"transitions of shape {dense.shape} must be (S, A, S), or scipy.sparse (S*A, S)")
+    n_states, n_actions, _ = dense.shape
+    if n_states == 0 or n_actions == 0:
+        raise CapoError(f"transitions of shape {dense.shape}: an MDP needs at least one state and one action")
+    return dense.reshape(n_states * n_actions, n_states).copy(), (n_states, n_actions)
+
+
+def _check_probabilities(rows: Any, n_actions: int) -> Any:
+    """The rows, refused if they are no distributions and scaled to sum to 1 where rounding left them off."""
+    entries = rows.data if sp.issparse(rows) else rows
+    if not np.isfinite(entries).all() or (entries < 0).any():
+        pair, target, value = _first_bad_entry(rows)
+        kind = "negative" if value < 0 else "not finite"
+        raise CapoError(
+            f"P(s'={target} | s={pair // n_actions}, a={pair % n_actions}) = {value!r} is {kind}: "
+            "probabilities must be finite and at least 0"
+        )
+    sums = np.asarray(rows.sum(axis=1)).ravel()
+    wrong = np.flatnonzero(np.abs(sums - 1) > SUM_TOLERANCE)
+    if wrong.size:
+        pair = int(wrong[0])
+        more = f"; so do {wrong.size - 1} other rows" if wrong.size > 1 else ""
+        raise CapoError(
+            f"the probabilities of state {pair // n_actions}, action {pair % n_actions} sum to {sums[pair]!r}, "
+            f"off by {sums[pair] - 1:+.3g}: each row must sum to 1 within {SUM_TOLERANCE:g}{more}"
+        )
+    if np.abs(sums - 1).max() < 1e-12:
+        return rows
+    return sp.csr_array(sp.diags_array(1 / sums) @ rows) if sp.issparse(rows) else rows / sums[:, None]
+
+
+def _first_bad_entry(rows: Any) -> tuple[int, int, float]:
+    if sp.issparse(rows):
+        where = int(np.flatnonzero(~np.isfinite(rows.data) | (rows.data < 0))[0])
+        pair = int(np.searchsorted(rows.indptr, where, side="right")) - 1
+        return pair, int(rows.indices[where]), float(rows.data[where])
+    pair, target = np.argwhere(~np.isfinite(rows) | (rows < 0))[0]
+    return int(pair), int(target), float(rows[pair, target])
+
+
+def _expected_reward(reward: Any, rows: Any, shape: tuple[int, int]) -> Floats:
+    n_states, n_actions = shape
+    if sp.issparse(reward):
+        if reward.shape != rows.shape:
+            raise CapoError(f"sparse rewards of shape {reward.shape} must be (S*A, S) = {rows.shape}")
+        expected = np.asarray(sp.csr_array(rows).multiply(sp.csr_array(reward)).sum(axis=1)).reshape(shape)
+    else:
+        try:
+            given = np.asarray(reward, dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise CapoError(f"rewards are not an array of numbers: {error}") from None
+        if given.shape == shape:
+            expected = given.copy()
+        elif given.shape == (n_states, n_actions, n_states):
+            if not np.isfinite(given).all():
+                s, a, t = np.argwhere(~np.isfinite(given))[0]
+                raise CapoError(f"reward r(s={s}, a={a}, s'={t}) = {float(given[s, a, t])!r} is not finite")
+            flat = given.reshape(-1, n_states)
+            product = rows.multiply(flat) if sp.issparse(rows) else rows * flat
+            expected = np.asarray(product.sum(axis=1)).reshape(shape)
+        else:
+            raise CapoError(
+                f"rewards of shape {given.shape} must be (S, A) = {shape} or (S, A, S) = {(*shape, n_states)}"
+            )
+    if not np.isfinite(expected).all():
+        s, a = np.argwhere(~np.isfinite(expected))[0]
+        raise CapoError(f"reward r(s={s}, a={a}) = {float(expected[s, a])!r} is not finite")
+    return expected
+
+
+def _check_start(start: Any, n_states: int) -> Floats:
+    if start is None:
+        return np.full(n_states, 1 / n_states)
+    return check_distribution(start, n_states, "start distribution")
+
+
+def check_distribution(given: Any, size: int, what: str, *, positive: bool = False) -> Floats:
+    """A probability vector (size,), or the CapoError that says why ``given`` is none."""
+    try:
+        vector = np.asarray(given, dtype=np.float64).copy()
+    except (TypeError, ValueError):
+        raise CapoError(f"{what}: {given!r} is not a vector of numbers") from None
+    if vector.shape != (size,):
+        raise CapoError(f"{what}: shape {vector.shape} must be ({size},)")
+    if not np.isfinite(vector).all() or (vector < 0).any():
+        index = int(np.flatnonzero(~np.isfinite(vector) | (vector < 0))[0])
+        raise CapoError(f"{what}: entry {index} is {vector[index]!r}; entries must be finite and at least 0")
+    if positive and (vector == 0).any():
+        index = int(np.flatnonzero(vector == 0)[0])
+        raise CapoError(f"{what}: entry {index} is 0; every entry must be positive")
+    if abs(vector.sum() - 1) > SUM_TOLERANCE:
+        raise CapoError(f"{what}: sums to {float(vector.sum())!r}, must sum to 1 within {SUM_TOLERANCE:g}")
+    return np.asarray(vector / vector.sum())
+
+
+def _terminal_mask(terminal: Any, n_states: int) -> Bools | None:
+    if terminal is None:
+        return None
+    given = np.asarray(terminal)
+    if given.dtype == np.bool_:
+        if given.shape != (n_states,):
+            raise CapoError(f"terminal mask of shape {given.shape} must be ({n_states},)")
+        return given.copy()
+    if given.size and not np.issubdtype(given.dtype, np.integer):
+        raise CapoError(f"terminal={terminal!r} must be state indices or an ({n_states},) mask")
+    if given.size and (given.min() < 0 or given.max() >= n_states):
+        raise CapoError(f"terminal={terminal!r} names states outside 0..{n_states - 1}")
+    mask = np.zeros(n_states, bool)
+    mask[given.astype(int).ravel()] = True
+    return mask
+
+
+def _make_absorbing(rows: Any, ends: Bools, n_actions: int) -> Any:
+    """Rows (S*A, S) with those of the states in ``ends`` (S,) replaced by staying put."""
+    pairs = np.repeat(ends, n_actions)
+    targets = np.repeat(np.arange(len(ends)), n_actions)
+    if not sp.issparse(rows):
+        rows = rows.copy()
+        rows[pairs] = 0
+        rows[pairs, targets[pairs]] = 1
+        return rows
+    keep = sp.csr_array(sp.diags_array((~pairs).astype(float)))
+    ones = sp.csr_array((np.ones(int(pairs.sum())), (np.flatnonzero(pairs), targets[pairs])), shape=rows.shape)
+    # A row of a terminal state may hold anything, NaN included; 0 * NaN would keep it.
+    clean = rows.copy()
+    clean.data[np.repeat(pairs, np.diff(rows.indptr))] = 0
+    result = sp.csr_array(keep @ clean + ones)
+    result.eliminate_zeros()
+    return result
+
+
+# --- details of importers and exporters ----------------------------------------------------------------------
+
+
+def _checksum(arrays: dict[str, Any]) -> str:
+    digest = hashlib.sha256()
+    for key in sorted(arrays):
+        array = np.ascontiguousarray(arrays[key])
+        digest.update(f"{key}:{array.dtype.str}:{array.shape};".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def _action_matrices(given: Any, what: str) -> list[Any]:
+    """(A, S, S) or a list of A square (S, S) matrices, checked."""
+    parts: list[Any] = list(given) if isinstance(given, Iterable) else [given]
+    if not parts:
+        raise CapoError(f"{what}: no actions; give (A, S, S) or a list of A matrices (S, S)")
+    matrices = [part if sp.issparse(part) else np.asarray(part) for part in parts]
+    for action, matrix in enumerate(matrices):
+        if len(matrix.shape) != 2 or matrix.shape[0] != matrix.shape[1] or matrix.shape != matrices[0].shape:
+            raise CapoError(
+                f"{what}: the matrix of action {action} has shape {matrix.shape}; all must be (S, S) of one S"
+            )
+    return matrices
+
+
+def _make_gymnasium(name: str, options: dict[str, Any]) -> Any:
+    try:
+        import gymnasium
+    except ImportError:
+        raise CapoError("Gymnasium is not installed: pip install 'capo-rl[gym]'") from None
+    import difflib
+    import warnings
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about newer versions of the same environment
+            return gymnasium.make(name, **options)
+    except gymnasium.error.Error as error:
+        near = difflib.get_close_matches(name, list(gymnasium.registry), n=3, cutoff=0.4)
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise CapoError(f"no Gymnasium environment {name!r}{hint}") from error
+    except TypeError as error:
+        raise CapoError(f"Gymnasium environment {name!r} refused its options {options}: {error}") from error
+
+
+def _from_table(cls: type[MDP], table: Any, start: Floats, gamma: float, name: str) -> MDP:
+    """An MDP from Gymnasium's table P[s][a] = [(probability, next state, reward, terminated), ...]."""
+    n_states, n_actions = len(table), len(table[0])
+    flat = [
+        (s * n_actions + a, float(probability), int(target), float(reward), bool(ended))
+        for s in range(n_states)
+        for a in range(n_actions)
+        for probability, target, reward, ended in table[s][a]
+    ]
+    pair = np.array([row[0] for row in flat])
+    probability = np.array([row[1] for row in flat])
+    target = np.array([row[2] for row in flat])
+    reward = np.array([row[3] for row in flat])
+    ended = np.array([row[4] for row in flat])
+
+    # States met in mid-episode: reached from the start by transitions that do not end the episode.
+    source = pair // n_actions
+    alive = start > 0
+    while True:
+        grown = alive.copy()
+        grown[target[alive[source] & ~ended & (probability > 0)]] = True
+        if (grown == alive).all():
+            break
+        alive = grown
+    ends = np.zeros(n_states, bool)
+    ends[target[ended]] = True
+    ends &= ~alive
+    extra = bool((ended & ~ends[target]).any())
+    size = n_states + extra
+    target = np.where(ended & ~ends[target], n_states, target)
+    shape = (size * n_actions, size)
+    transition = sp.coo_array((probability, (pair, target)), shape=shape)
+    rewards = np.bincount(pair, probability * reward, minlength=size * n_actions).reshape(size, n_actions)
+    terminal = np.append(ends, True) if extra else ends
+    start = np.append(start, 0.0) if extra else start
+    dense = size <= 1000
+    matrix: Any = transition.toarray().reshape(size, n_actions, size) if dense else transition
+    return cls(matrix, rewards, gamma, start, terminal=terminal, name=name)

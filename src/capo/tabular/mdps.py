@@ -1,0 +1,244 @@
+"""Ready-made MDPs: the paper's (bandit, chain, grid maze) and those of the field (garnet, forest, random,
+a slippery grid of any size). Public as ``capo.mdps``; :func:`parse` turns ``chain:10,9`` into one."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+
+from capo.errors import CapoError, unknown_name
+from capo.tabular.mdp import MDP
+
+_MOVES = ((-1, 0), (0, -1), (0, 1), (1, 0))  # top, left, right, down
+
+
+def _positive(name: str, value: int, least: int = 1) -> int:
+    if isinstance(value, bool) or int(value) != value or value < least:
+        raise CapoError(f"{name}={value!r} must be an integer of at least {least}")
+    return int(value)
+
+
+def bandit(rewards: npt.ArrayLike = (10.0, 9.9, 9.9, 0.0), gamma: float = 0.5) -> MDP:
+    """A multi-armed bandit: one state, one action an arm. Advantages do not depend on gamma.
+
+    The default is the paper's four-armed one.
+    """
+    arms = np.asarray(rewards, np.float64)
+    if arms.ndim != 1 or arms.size == 0:
+        raise CapoError(f"rewards of shape {arms.shape}: a bandit needs a vector with at least one arm")
+    return MDP(np.ones((1, arms.size, 1)), arms[None], gamma, name=f"bandit:{arms.size}")
+
+
+def chain(n: int = 10, up_actions: int = 1, stochastic: bool = False, gamma: float = 0.99) -> MDP:
+    """The paper's chain: states S_0..S_n, start S_1; going up ends with 0.1, going right reaches 100 at S_n.
+
+    Args:
+        n: number of the last state.
+        up_actions: how many actions go up; 1 is the paper's text, n - 1 its authors' program.
+        stochastic: going right moves 0 to 3 states, each with probability 1/4.
+        gamma: discount.
+    """
+    n, up_actions = _positive("n", n, 2), _positive("up_actions", up_actions)
+    transition = np.zeros((n + 1, up_actions + 1, n + 1))
+    reward = np.zeros((n + 1, up_actions + 1))
+    for s in range(1, n):
+        transition[s, :up_actions, 0] = 1
+        reward[s, :up_actions] = 0.1
+        for step in (0, 1, 2, 3) if stochastic else (1,):
+            probability = 0.25 if stochastic else 1.0
+            transition[s, up_actions, min(s + step, n)] += probability
+            reward[s, up_actions] += 100 * probability * (s + step >= n)
+    start = np.eye(n + 1)[1]
+    return MDP(transition, reward, gamma, start, terminal=[0, n], name=f"chain:{n},{up_actions}")
+
+
+def grid(
+    size: int = 5,
+    wall: Literal["horizontal", "vertical"] = "vertical",
+    distance_reward: bool = False,
+    random_start: bool = True,
+    gamma: float = 0.99,
+    seed: int = 0,
+) -> MDP:
+    """The paper's maze: ``size`` x ``size`` with one wall that has one gap, goal at the bottom right.
+
+    Moves go top, left, right, down and stay put against the wall and the border. A step costs 1, or, with
+    ``distance_reward``, the Manhattan distance to the goal; the goal pays 100 and ends the episode.
+
+    Args:
+        size: side of the grid, at least 4.
+        wall: the wall's direction; its line and the gap in it come from ``seed``.
+        distance_reward: see above.
+        random_start: start uniformly over the free cells; otherwise at the top left.
+        gamma: discount.
+        seed: of the wall's line and gap.
+    """
+    size = _positive("size", size, 4)
+    if wall not in ("horizontal", "vertical"):
+        raise unknown_name("wall", wall, ("horizontal", "vertical"))
+    rng = np.random.default_rng(seed)
+    line, gap = int(rng.integers(1, size - 1)), int(rng.integers(0, size))
+    blocked = np.zeros((size, size), bool)
+    if wall == "vertical":
+        blocked[np.arange(size) != gap, line] = True
+    else:
+        blocked[line, np.arange(size) != gap] = True
+    number = np.full((size, size), -1)
+    number[~blocked] = np.arange((~blocked).sum())
+    n_states = int((~blocked).sum())
+    goal = n_states - 1
+    transition = np.zeros((n_states, 4, n_states))
+    reward = np.zeros((n_states, 4))
+    for row, column in np.argwhere(~blocked):
+        s = number[row, column]
+        for action, (down, right) in enumerate(_MOVES):
+            r, c = row + down, column + right
+            inside = 0 <= r < size and 0 <= c < size and not blocked[r, c]
+            target = number[r, c] if inside else s
+            transition[s, action, target] = 1
+            cost = (size - 1 - row) + (size - 1 - column) if distance_reward else 1
+            reward[s, action] = 100 if target == goal else -cost
+    start = np.ones(n_states)
+    start[goal] = 0
+    start = start / start.sum() if random_start else np.eye(n_states)[0]
+    return MDP(transition, reward, gamma, start, terminal=[goal], name=f"grid:{size}")
+
+
+def slippery_grid(size: int = 10, slip: float = 0.2, gamma: float = 0.99) -> MDP:
+    """A ``size`` x ``size`` sparse grid for scale: S = size², four moves, goal at the bottom right.
+
+    A move goes astray with probability ``slip``, half to either side; against the border it stays put. A step
+    costs 1 until the goal is reached.
+    """
+    size = _positive("size", size, 2)
+    if not 0 <= slip <= 1:
+        raise CapoError(f"slip={slip!r} must lie in [0, 1]")
+    n_states = size * size
+    row, column = np.divmod(np.arange(n_states), size)
+    # Where each of the four moves leads from every state: (4, S).
+    targets = np.stack(
+        [np.clip(row + d, 0, size - 1) * size + np.clip(column + r, 0, size - 1) for d, r in _MOVES]
+    )
+    sideways = ((1, 2), (0, 3), (0, 3), (1, 2))  # the two moves at a right angle to each
+    probability = np.empty((n_states, 4, 3))
+    target = np.empty((n_states, 4, 3), np.int32)
+    for action, (one, other) in enumerate(sideways):
+        target[:, action] = targets[[action, one, other]].T
+        probability[:, action] = (1 - slip, slip / 2, slip / 2)
+    pairs = np.repeat(np.arange(n_states * 4, dtype=np.int64), 3)
+    transition = sp.coo_array((probability.ravel(), (pairs, target.ravel())), shape=(n_states * 4, n_states))
+    reward = np.full((n_states, 4), -1.0)
+    return MDP(transition, reward, gamma, terminal=[n_states - 1], name=f"slippery:{size}")
+
+
+def garnet(n_states: int = 100, n_actions: int = 4, branching: int = 5, gamma: float = 0.95, seed: int = 0) -> MDP:
+    """A Garnet MDP: each pair leads to ``branching`` random states with random probabilities; rewards
+    uniform in [0, 1)."""
+    n_states, n_actions = _positive("n_states", n_states), _positive("n_actions", n_actions)
+    branching = _positive("branching", branching)
+    if branching > n_states:
+        raise CapoError(f"branching={branching} must be at most n_states={n_states}")
+    rng = np.random.default_rng(seed)
+    n_pairs = n_states * n_actions
+    # The first `branching` of a random order of all states; for large S, draws are repeated until distinct.
+    if n_states <= 2000:
+        targets = rng.permuted(np.tile(np.arange(n_states), (n_pairs, 1)), axis=1)[:, :branching]
+    else:
+        targets = np.stack([rng.choice(n_states, branching, replace=False) for _ in range(n_pairs)])
+    cuts = np.sort(rng.random((n_pairs, branching - 1)), axis=1)
+    probability = np.diff(cuts, axis=1, prepend=0.0, append=1.0)
+    pairs = np.repeat(np.arange(n_pairs), branching)
+    matrix = sp.coo_array((probability.ravel(), (pairs, targets.ravel())), shape=(n_pairs, n_states))
+    transition: Any = matrix if n_states > 2000 else matrix.toarray().reshape(n_states, n_actions, n_states)
+    reward = rng.random((n_states, n_actions))
+    return MDP(transition, reward, gamma, name=f"garnet:{n_states},{n_actions},{branching}")
+
+
+def random(n_states: int = 10, n_actions: int = 4, gamma: float = 0.95, seed: int = 0) -> MDP:
+    """Dense transitions, uniform on the simplex; rewards uniform in [0, 1)."""
+    n_states, n_actions = _positive("n_states", n_states), _positive("n_actions", n_actions)
+    rng = np.random.default_rng(seed)
+    weights = rng.standard_exponential((n_states, n_actions, n_states))
+    transition = weights / weights.sum(axis=2, keepdims=True)
+    return MDP(transition, rng.random((n_states, n_actions)), gamma, name=f"random:{n_states},{n_actions}")
+
+
+def forest(n_states: int = 3, fire: float = 0.1, old: float = 4.0, cut: float = 2.0, gamma: float = 0.95) -> MDP:
+    """Forest management: wait (the forest ages, or burns down with probability ``fire``) or cut it.
+
+    Waiting pays ``old`` in the oldest state; cutting pays 1, or ``cut`` in the oldest state, nothing in the
+    youngest.
+    """
+    n_states = _positive("n_states", n_states, 2)
+    if not 0 <= fire <= 1:
+        raise CapoError(f"fire={fire!r} must lie in [0, 1]")
+    transition = np.zeros((n_states, 2, n_states))
+    for s in range(n_states):
+        transition[s, 0, 0] += fire
+        transition[s, 0, min(s + 1, n_states - 1)] += 1 - fire
+        transition[s, 1, 0] = 1
+    reward = np.zeros((n_states, 2))
+    reward[-1, 0] = old
+    reward[1:, 1] = 1
+    reward[-1, 1] = cut
+    return MDP(transition, reward, gamma, np.eye(n_states)[0], name=f"forest:{n_states}")
+
+
+NAMES: dict[str, Callable[..., MDP]] = {
+    "bandit": bandit,
+    "chain": chain,
+    "grid": grid,
+    "slippery": slippery_grid,
+    "garnet": garnet,
+    "random": random,
+    "forest": forest,
+}
+
+
+def parse(text: str, gamma: float | None = None) -> MDP:
+    """The MDP a short text names: ``chain:10``, ``chain:10,9``, ``garnet:100,4,5``, ``FrozenLake-v1``,
+    ``file.npz``. Numbers after the colon are the function's first arguments in order.
+
+    Args:
+        text: the name.
+        gamma: discount; each kind has its own default, Gymnasium's 0.99; a file keeps its own.
+    """
+    if text.endswith(".npz"):
+        mdp = MDP.load(text)
+        if gamma is not None and gamma != mdp.gamma:
+            return MDP(mdp.transition, mdp.reward, gamma, mdp.start, terminal=mdp.terminal, name=mdp.name)
+        return mdp
+    name, _, arguments = text.partition(":")
+    if name in NAMES:
+        options = {} if gamma is None else {"gamma": gamma}
+        return _call(name, arguments, options)
+    if "-v" in name and not arguments:
+        return MDP.from_gymnasium(name, 0.99 if gamma is None else gamma)
+    if Path(text).exists():
+        raise CapoError(f"{text} is not an .npz file: save an MDP with mdp.save(...)")
+    raise unknown_name("MDP", name, [*NAMES, "FrozenLake-v1", "Taxi-v3", "CliffWalking-v1"])
+
+
+def _call(name: str, arguments: str, options: dict[str, Any]) -> MDP:
+    function = NAMES[name]
+    try:
+        numbers = [float(part) for part in arguments.split(",")] if arguments else []
+    except ValueError:
+        raise CapoError(
+            f"{name}:{arguments}: the part after the colon must be numbers separated by commas"
+        ) from None
+    if name == "bandit" and numbers:
+        return bandit(numbers, **options)
+    parameters = [p for p in inspect.signature(function).parameters if p != "gamma"]
+    if len(numbers) > len(parameters):
+        raise CapoError(
+            f"{name} takes at most {len(parameters)} numbers ({', '.join(parameters)}), got {arguments}"
+        )
+    values = [int(number) if number == int(number) else number for number in numbers]
+    return function(**dict(zip(parameters, values, strict=False)), **options)
