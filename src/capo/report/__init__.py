@@ -1,0 +1,1 @@
+"""Figures, statistics and pages made from data files."""

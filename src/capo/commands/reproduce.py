@@ -1,0 +1,86 @@
+"""``capo reproduce``: run an experiment of the paper, print its tables, draw its figures."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import time
+from pathlib import Path
+from typing import cast
+
+from capo.errors import CapoError, unknown_name
+from capo.experiments.common import Experiment
+from capo.files import prepare_folder
+
+# name -> (module, what it shows); an experiment is one line here.
+EXPERIMENTS: dict[str, tuple[str, str]] = {
+    "bandit": ("capo.experiments.bandit", "variable against fixed steps, on- and off-policy (about 1.5 minutes)"),
+    "rates": ("capo.experiments.rates", "the gap of every algorithm and its theorem's bound (about 5 minutes)"),
+}
+_EXAMPLES = """\
+examples:
+  capo reproduce bandit --quick          a smaller version, in seconds
+  capo reproduce rates --out rates       the full experiment, into the folder rates
+  capo reproduce bandit --draw-only      the figures again, from data that are there already
+
+Every experiment writes its data first (CSV and JSON, with settings, seeds, versions and commit), then prints its
+tables and draws its figures from those files alone.
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the command."""
+    names = "\n".join(f"  {name:<8} {what}" for name, (_, what) in EXPERIMENTS.items())
+    parser = subparsers.add_parser(
+        "reproduce",
+        help="run an experiment of the paper: data, tables, figures",
+        description=f"Run an experiment of the paper: data, then tables and figures.\n\nexperiments:\n{names}",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("experiment", metavar="EXPERIMENT", help=f"one of {', '.join(EXPERIMENTS)}")
+    parser.add_argument("--quick", action="store_true", help="fewer seeds and iterations: ends within a minute")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="folder for data and figures (default runs/reproduce/EXPERIMENT)"
+    )
+    parser.add_argument(
+        "--draw-only",
+        action="store_true",
+        help="compute nothing: tables and figures from the data in --out, or else in results/EXPERIMENT",
+    )
+    parser.set_defaults(run=reproduce)
+
+
+def reproduce(options: argparse.Namespace) -> int:
+    """Run the command; returns the exit status."""
+    experiment = find(options.experiment)
+    if options.quick and options.draw_only:
+        raise CapoError("--quick and --draw-only exclude each other: drawing computes nothing")
+    out = options.out or Path("runs", "reproduce", options.experiment)
+    source = _data_folder(experiment, options.experiment, options.out) if options.draw_only else out
+    prepare_folder(out)
+    started = time.perf_counter()
+    if not options.draw_only:
+        experiment.run(out, options.quick, progress=True)
+        print(f"computed in {time.perf_counter() - started:.0f} s; data in {out}/: {', '.join(experiment.DATA)}\n")
+    print(experiment.report(source))
+    drawn = experiment.draw(source, out)
+    print("\nfigures: " + ", ".join(map(str, drawn)))
+    return 0
+
+
+def find(name: str) -> Experiment:
+    """The experiment's module."""
+    if name not in EXPERIMENTS:
+        raise unknown_name("experiment", name, EXPERIMENTS)
+    return cast(Experiment, importlib.import_module(EXPERIMENTS[name][0]))
+
+
+def _data_folder(experiment: Experiment, name: str, given: Path | None) -> Path:
+    """Where finished data lie: the given folder, or the last run's, or the repository's own results."""
+    places = [given] if given is not None else [Path("runs", "reproduce", name), Path("results", name)]
+    for place in places:
+        if all((place / file).is_file() for file in experiment.DATA):
+            return place
+    where = " or ".join(f"{place}/" for place in places)
+    raise CapoError(f"--draw-only needs {', '.join(experiment.DATA)} in {where}: run without --draw-only first")
