@@ -24,7 +24,7 @@ from capo.report import figures
 from capo.tabular.baselines import stochastic_npg
 from capo.tabular.mdps import bandit
 from capo.tabular.solver import ManyResult, solve_many
-from capo.tabular.theory.lemmas import stuck_probability_bound
+from capo.tabular.theory import stuck_probability_bound
 
 DATA = ("curves.csv", "seeds.csv", "summary.json")
 REWARDS = (10.0, 9.9, 9.9, 0.0)

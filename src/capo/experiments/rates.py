@@ -23,11 +23,12 @@ from capo.tabular import mdps
 from capo.tabular.baselines import natural_policy_gradient, policy_gradient
 from capo.tabular.mdp import MDP, Floats
 from capo.tabular.solver import Snapshot, solve, solve_many
-from capo.tabular.theory.evaluation import Evaluated, optimal
-from capo.tabular.theory.rates import (
+from capo.tabular.theory import (
+    Evaluated,
     batch_rate,
     cyclic_rate,
     natural_gradient_rate,
+    optimal,
     policy_gradient_rate,
     randomized_rate,
 )
@@ -219,11 +220,18 @@ def report(folder: Path) -> str:
             rows.append(_report_row(_NAMES[algorithm], found, "constant", "worst_ratio"))
             if algorithm == "cyclic":
                 printed = _report_row("  its bound as printed", found, "printed_constant", "printed_worst_ratio")
-                rows.append([*printed[:3], "", ""])
+                rows.append([*printed[:3], "", "", ""])
         parts.append(
             text_table(
                 f"{title}; {summary['instances']} instances",
-                ["", "bound x m", "worst gap/bound", f"iterations to {summary['target']:g}", "in sweeps"],
+                [
+                    "",
+                    "bound x m",
+                    "worst gap/bound",
+                    f"iterations to {summary['target']:g}",
+                    "in sweeps",
+                    "last gap",
+                ],
                 rows,
             )
         )
@@ -232,7 +240,7 @@ def report(folder: Path) -> str:
         f"{summary['seeds']} seeds.\nbound x m: the theorem's constant (median over instances). worst gap/bound: "
         "largest over iterations and instances;\nat most 1 means that the bound holds. iterations: median over "
         "instances (least to most); > n: not within n.\nsweep: S*A single updates, or one iteration that changes "
-        "all pairs."
+        "all pairs. last gap: the largest at the end of a run."
     )
     quick = ["QUICK run: fewer instances, seeds and iterations than the full one."] if summary["quick"] else []
     return "\n\n".join([*quick, *parts, note])
@@ -241,27 +249,31 @@ def report(folder: Path) -> str:
 def _report_row(label: str, rows: list[dict[str, Any]], constant: str, ratio: str) -> list[str]:
     constants = [row[constant] for row in rows]
     known = not np.isnan(constants).any()
-    needed = np.array([row["iterations_to_target"] for row in rows])
-    sweep = rows[0]["sweep"]
     return [
         label,
         f"{np.median(constants):.2g}" if known else "no theorem",
         f"{max(row[ratio] for row in rows):.2g}" if known else "",
-        _range(needed, 1, rows),
-        _range(needed / sweep, sweep, rows),
+        _range(rows, "iterations_to_target", 1),
+        _range(rows, "sweeps_to_target", rows[0]["sweep"]),
+        _last_gap(max(row["last_gap"] for row in rows)),
     ]
 
 
-def _range(needed: Floats, sweep: float, rows: list[dict[str, Any]]) -> str:
-    def show(x: float) -> str:
-        return f"{x:.0f}" if sweep == 1 else f"{x:.1f}"
+def _last_gap(gap: float) -> str:
+    return f"{gap:.1g}" if gap > 1e-12 else "< 1e-12"
 
-    last = min(row["last_iteration"] for row in rows) / sweep
-    if np.isnan(needed).all():
-        return f"> {last:.0f}"
-    most = f"> {last:.0f}" if np.isnan(needed).any() else show(needed.max())
-    middle = np.median(np.where(np.isnan(needed), np.inf, needed))
-    return f"{'> ' + str(int(last)) if np.isinf(middle) else show(middle)} ({show(np.nanmin(needed))} to {most})"
+
+def _range(rows: list[dict[str, Any]], column: str, unit: float) -> str:
+    """Median and range over instances, in units of so many iterations; those that did not get there are late."""
+    needed = [math.inf if math.isnan(row[column]) else row[column] for row in rows]
+    last = min(row["last_iteration"] for row in rows) / unit
+
+    def show(x: float) -> str:
+        return f"> {last:.0f}" if math.isinf(x) else (f"{x:.0f}" if unit == 1 else f"{x:.1f}")
+
+    if math.isinf(min(needed)):
+        return show(math.inf)
+    return f"{show(float(np.median(needed)))} ({show(min(needed))} to {show(max(needed))})"
 
 
 # --- what is drawn --------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ HIGHLIGHT = "#D55E00"  # what a figure is about
 MUTED = "#6b6b6b"
 _STYLE = {
     "figure.dpi": 100,
-    "savefig.dpi": 150,
+    "savefig.dpi": 125,
     "font.size": 10,
     "axes.titlesize": 10.5,
     "axes.titlelocation": "left",
@@ -63,7 +63,7 @@ def figure(
     Args:
         path: where to; the file appears as a whole or not at all.
         rows, columns: of axes.
-        size: inches; at 150 dots each.
+        size: inches; at 125 dots each.
         **options: of ``plt.subplots``.
     """
     package = matplotlib()
