@@ -80,12 +80,11 @@ class Certificate:
         out.append(f"{'':6}{'':3}{'worst':>9} {'at':>7} {'checks':>8}  statement")
         out += [row for line in self.lines if line.status != "not applicable" for row in _row(line)]
         skipped = [line for line in self.lines if line.status == "not applicable"]
-        if skipped:
-            out += ["", "not applicable"]
-            for line in skipped:
-                out += textwrap.wrap(
-                    f"{line.statement}: {line.note}", WIDTH, initial_indent="  ", subsequent_indent="      "
-                )
+        reasons = dict.fromkeys(line.note for line in skipped)
+        out += ["", "not applicable"] if skipped else []
+        for reason in reasons:
+            names = "; ".join(line.statement for line in skipped if line.note == reason)
+            out += textwrap.wrap(f"{reason}: {names}", WIDTH, initial_indent="  ", subsequent_indent="      ")
         return "\n".join(out)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from capo.errors import CapoError
+from capo.tabular.critic import single_threaded_blas
 from capo.tabular.result import Result
 from capo.tabular.theory import records, steps, theorems
 from capo.tabular.theory.certificate import Book, Certificate
@@ -32,11 +33,12 @@ def certify(result: Result, *, mu: Any = None, seeds: int = 100, max_steps: int 
     for name, count in (("seeds", seeds), ("max_steps", max_steps)):
         if isinstance(count, bool) or int(count) != count or count < 1:
             raise CapoError(f"{name}={count!r} must be a positive integer")
-    run, book = prepare(result, mu, int(seeds), int(max_steps)), Book()
-    if result.rule is None or result.trace is None:
-        _certify_baseline(run, book)
-    else:
-        _certify_capo(run, book)
+    with single_threaded_blas():
+        run, book = prepare(result, mu, int(seeds), int(max_steps)), Book()
+        if result.rule is None or result.trace is None:
+            _certify_without_trace(run, book)
+        else:
+            _certify_capo(run, book)
     return Certificate(_title(run), _header(run), book.lines())
 
 
@@ -63,11 +65,14 @@ def _certify_capo(run: Run, book: Book) -> None:
     theorems.check_on_policy(run, book)
 
 
-def _certify_baseline(run: Run, book: Book) -> None:
+def _certify_without_trace(run: Run, book: Book) -> None:
     records.check_final(run, book)
     records.check_history(run, book)
-    theorems.check_baseline(run, book)
-    book.skip("CAPO's lemmas and rates", f"{run.result.algorithm} is not a CAPO update")
+    if run.result.rule is None:
+        theorems.check_baseline(run, book)
+        book.skip("CAPO's lemmas and rates", f"{run.result.algorithm} is not a CAPO update")
+    else:
+        book.skip("CAPO's lemmas and rates", "no update was made")
 
 
 def _title(run: Run) -> str:
@@ -89,9 +94,9 @@ def _header(run: Run) -> list[str]:
     header.append(f"mu {given}; values evaluated independently, to within {run.rounding:.1e}")
     if result.trace is not None:
         n, traced = len(run.steps), len(run.trace)
-        checked = f"all {n}" if n == traced else f"{n} of {traced}, evenly spread,"
-        rest = "" if run.whole else f" (the trace holds the first {traced} of {result.iterations} updates)"
-        header.append(f"one-step lines evaluated on {checked} updates{rest}")
+        checked = f"all {n}" if n == traced else f"{n} of the {traced} traced updates, evenly spread"
+        rest = "" if run.whole else f"; the run made {result.iterations}"
+        header.append(f"one-step lines: {checked}{rest if n < traced else f' updates{rest}'}")
     header.append("worst: lhs/(rhs + rounding) for <=, |lhs - rhs|/rounding for =; held means at most 1;")
     header.append("at: updates made when it was worst")
     return header

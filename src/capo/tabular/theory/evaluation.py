@@ -14,6 +14,7 @@ from capo.tabular.mdp import MDP, Floats
 from capo.update import log_normalise
 
 EPS = float(np.finfo(np.float64).eps)
+DENSE_UP_TO = 1000  # states up to which a sparse MDP is factorised as a dense one, which is faster there
 
 
 @dataclass(frozen=True)
@@ -62,16 +63,18 @@ class Evaluated:
         transition = mdp.policy_transition(self.policy)
         reward = (self.policy * mdp.reward).sum(axis=1)
         self._lu: Any
-        if mdp.is_sparse:
+        self._sparse = mdp.is_sparse and mdp.n_states > DENSE_UP_TO
+        if self._sparse:
             self._lu = scipy.sparse.linalg.splu(sp.csc_array(sp.eye_array(mdp.n_states) - mdp.gamma * transition))
         else:
-            self._lu = scipy.linalg.lu_factor(np.eye(mdp.n_states) - mdp.gamma * transition, check_finite=False)
+            dense = transition.toarray() if sp.issparse(transition) else transition
+            self._lu = scipy.linalg.lu_factor(np.eye(mdp.n_states) - mdp.gamma * dense, check_finite=False)
         self.values = self._solve(reward)
         self.q = mdp.q_values(self.values)
         self.advantage = self.q - self.values[:, None]
 
     def _solve(self, right: Floats, transposed: bool = False) -> Floats:
-        if self.mdp.is_sparse:
+        if self._sparse:
             return np.asarray(self._lu.solve(right, "T" if transposed else "N"))
         return np.asarray(scipy.linalg.lu_solve(self._lu, right, int(transposed), check_finite=False))
 
@@ -120,15 +123,18 @@ def optimal(mdp: MDP, max_iterations: int = 10_000) -> Evaluated:
     """An optimal deterministic policy and its values, by plain policy iteration."""
     size = (mdp.n_states, mdp.n_actions)
     choice = mdp.reward.argmax(axis=1)
+    now = Evaluated(mdp, _deterministic(choice, size))
     for _ in range(max_iterations):
-        now = Evaluated(mdp, _deterministic(choice, size))
-        tie = 4 * value_rounding(mdp, float(np.abs(now.values).max()))
-        # An action is changed only for one that is better beyond rounding: ties must not go round in circles.
+        # An action is changed only for one that is better beyond the rounding of Q, and only as long as that pays:
+        # ties must not go round in circles.
+        tie = 32 * EPS * float(np.abs(now.values).max())
         kept = np.take_along_axis(now.q, choice[:, None], axis=1)[:, 0]
         better = now.q.max(axis=1) > kept + tie
-        if not better.any():
-            return now
         choice = np.where(better, now.q.argmax(axis=1), choice)
+        following = Evaluated(mdp, _deterministic(choice, size)) if better.any() else now
+        if not following.values.sum() > now.values.sum():
+            return now
+        now = following
     raise RuntimeError(f"policy iteration did not end within {max_iterations} iterations")
 
 

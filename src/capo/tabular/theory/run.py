@@ -127,7 +127,7 @@ def prepare(result: Result, mu: Any, seeds: int, max_steps: int) -> Run:
 
 def _affordable(mdp: MDP) -> int:
     """Evaluations that take seconds rather than minutes."""
-    return int(max(20, 2e6 / mdp.n_states if mdp.is_sparse else 4e9 / mdp.n_states**3))
+    return int(max(20, 1e10 / mdp.n_states**3))
 
 
 def spread(total: int, n: int) -> Ints:

@@ -72,8 +72,7 @@ def announce(run: Run, book: Book) -> None:
     step, rule = run.result.stepsize, run.result.rule
     assert step is not None
     not_single = "" if single else "an update takes more than one coordinate"
-    book.expect(DIRECTION, "lhs: how far A points the other way; rhs: 2 sign_tol and rounding")
-    book.expect(LEMMA_1, "lhs: the drop; rhs: rounding")
+    book.expect(LEMMA_1)
     _announce(book, HALF, below)
     for statement in (SUM, ADVANTAGE, BY_ADVANTAGE, AT_RHO, VISITATION, DIFFERENCE):
         book.expect(statement)
@@ -217,7 +216,7 @@ def check_theta_max(run: Run, book: Book) -> None:
         when = np.flatnonzero(trace.state == s)
         theta = lemmas.theta_rows(trace.first[s], trace.sign[when], trace.alpha[when], trace.action[when])
         highest = theta.max(axis=1)
-        visits = spread(len(highest), 1000)
+        visits = spread(len(highest), max(60, int(1000 / run.mdp.n_states**0.5)))
         sides = lemmas.theta_max_growth(highest[visits], visits)
         rounding = 16 * EPS * len(highest) * (1 + np.abs(highest).max())
         _, later = np.triu_indices(len(visits), 1)

@@ -158,7 +158,7 @@ def check_randomized(run: Run, book: Book) -> None:
     if run.mdp.n_states > SEEDS_ABOVE:
         book.skip(RANDOMIZED, f"an expectation, which is checked up to {SEEDS_ABOVE} states")
         return
-    iterations = min(run.result.iterations, run.max_steps)
+    iterations = _seed_iterations(run, run.max_steps)
     changing = callable(rule.d_gen)
     draws = [rule.distribution(run.mdp, i) for i in range(1, (iterations if changing else 1) + 1)]
     rate = randomized_rate(run.mdp, run.mu, np.stack(draws))
@@ -219,6 +219,12 @@ def _successors(run: Run, now: Evaluated) -> Floats:
     return out
 
 
+def _seed_iterations(run: Run, most: int) -> int:
+    """Iterations of the further seeds: those of the run, or what takes seconds rather than minutes."""
+    affordable = int(4e9 / (run.seeds * (run.mdp.n_states**2 + 50)))
+    return min(run.result.iterations, most, max(200, affordable))
+
+
 def _seed_gaps(run: Run, start: Floats, iterations: int, points: Any) -> Floats:
     """(K, R) V* - V at a start distribution, for many seeds of the same run."""
     from capo.tabular.solver import solve_many
@@ -259,7 +265,7 @@ def check_on_policy(run: Run, book: Book) -> None:
 
 
 def _check_on_policy_seeds(run: Run, book: Book) -> None:
-    iterations = min(run.result.iterations, 10 * run.max_steps)
+    iterations = _seed_iterations(run, 10 * run.max_steps)
     gaps = _seed_gaps(run, run.mdp.start, iterations, [0, iterations])
     close = int((gaps[:, 1] <= 0.01 * gaps[:, 0] + run.rounding + run.engine).sum())
     book.expect(
@@ -291,7 +297,7 @@ def _check_stuck(run: Run, book: Book, eta: float) -> None:
     book.add(f"{STUCK}, theta(a2) = theta_1 + eta (t-1)", lemmas.stuck_theta(path, eta), rounding, k)
     book.add(f"{STUCK}, pi(a2) >= exp(-...)", lemmas.stuck_policy(path), run.weight_rounding, k)
     book.add(f"{STUCK}, prod pi(a2) >= exp(-2 e^eta/eta)", lemmas.stuck_probability(eta), run.weight_rounding, 0)
-    iterations = min(run.result.iterations, 10 * run.max_steps)
+    iterations = _seed_iterations(run, 10 * run.max_steps)
     many = solve_many(
         run.result.mdp, run.seeds, run.result.rule, run.result.stepsize, iterations=iterations,
         record=[iterations], track=(0, 1), sign_tol=run.result.sign_tol, threads=2,
