@@ -15,7 +15,7 @@ from capo.files import prepare_folder
 # name -> (module, what it shows); an experiment is one line here.
 EXPERIMENTS: dict[str, tuple[str, str]] = {
     "bandit": ("capo.experiments.bandit", "variable against fixed steps, on- and off-policy (about 1.5 minutes)"),
-    "rates": ("capo.experiments.rates", "the gap of every algorithm and its theorem's bound (about 5 minutes)"),
+    "rates": ("capo.experiments.rates", "the gap of every algorithm and its theorem's bound (about 3 minutes)"),
 }
 _EXAMPLES = """\
 examples:

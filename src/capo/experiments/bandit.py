@@ -271,7 +271,8 @@ def draw(folder: Path, out: Path) -> list[Path]:
         for axis, (part, title) in zip(axes.flat, PANELS.items(), strict=True):
             _curves(axis, curves, part)
             axis.set_title(f"{title}\n{_verdict(curves, part, summary['seeds'])}")
-        axes[0, 1].text(1.5, 0.1, "all curves fall to 0", color=figures.MUTED)
+        if max(rows[-1]["high"] for (part, _), rows in curves.items() if part == "on-policy fixed") < 0.01:
+            axes[0, 1].text(1.5, 0.1, "all curves fall to 0", color=figures.MUTED)
         for axis in axes[1]:
             axis.set_xlabel("iterations")
         for axis in axes[:, 0]:
@@ -344,7 +345,7 @@ def _draw_zeta(axis: Any, curves: dict[tuple[Any, ...], list[dict[str, Any]]], s
         _curve(axis, rows, colour, name, band=False)
         share = round(rows[-1]["converged"] * seeds)
         axis.text(
-            rows[-1]["iteration"], height, f"{name}: {share} of {seeds} seeds", color=colour, ha="right", va="top"
+            rows[-1]["iteration"], height, f"{name}:\n{share} of {seeds} seeds", color=colour, ha="right", va="top"
         )
     axis.set_xscale("log")
     axis.set(xlim=(1, None), ylim=(-0.03, 1.03), xlabel="iterations", ylabel="probability of the best arm")
