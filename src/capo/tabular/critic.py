@@ -26,6 +26,8 @@ Ints = npt.NDArray[np.int64]
 DIRECT_BELOW = 128  # up to this S the inverse is changed at once: the matrix fits the cache
 DEPTH = 64  # pending rank-1 changes above it
 DENSE_BYTES_LIMIT = 4 * 2**30  # what a dense inverse and its work space may take
+GMRES_DEPTH = 16  # steps between restarts
+STALLED_AFTER = 30  # restarts without progress
 SIGN_CRITIC_ABOVE = 5_000  # from this S on a sparse batch is solved by iteration rather than by LU
 
 
@@ -264,50 +266,64 @@ class DirectCritic:
 class SignCritic:
     """Only the sign of A matters: a V within e of V_pi makes sign(A) certain wherever \\|A\\| > (1 + gamma) e.
 
-    Preconditioned BiCGSTAB, warm-started at the last policy's values, runs until every sign is certain or the
-    advantage is certainly below twice the tolerance, where it counts as 0. The error bound comes from the true
-    Bellman residual, not from the solver's own recurrence.
+    GMRES, preconditioned by Gauss-Seidel sweeps and warm-started at the last policy's values, runs until every
+    sign is certain or its advantage certainly below twice the tolerance, where it counts as 0. The error bound
+    comes from the true Bellman residual, not from the solver's own recurrence.
     """
 
-    def __init__(self, mdp: MDP, sign_tol: float, max_iterations: int = 20_000) -> None:
-        self.mdp, self.sign_tol, self.max_iterations = mdp, sign_tol, max_iterations
+    def __init__(self, mdp: MDP, sign_tol: float) -> None:
+        self.mdp, self.sign_tol = mdp, sign_tol
         rows = mdp.csr()
         self._indptr, self._indices, self._data = rows.indptr, rows.indices, rows.data
-        self._pattern, self._place = _policy_pattern(rows, mdp.n_states, mdp.n_actions)
-        self._pi_data = np.empty(len(self._pattern.indices))
+        pattern, self._place = _policy_pattern(rows, mdp.n_states, mdp.n_actions)
+        every = np.arange(mdp.n_states)
+        row = np.repeat(every, np.diff(pattern.indptr))
+        middle = pattern.indptr[:-1] + np.bincount(row, pattern.indices < row, mdp.n_states).astype(np.int32)
+        self._pattern, self._middle, self._row = pattern, middle, row
+        self._own = np.flatnonzero(pattern.indices == row)  # where P_pi's diagonal is stored
         self._pi_reward = np.empty(mdp.n_states)
+        self._residual = np.empty(mdp.n_states)
+        self._basis = np.empty((GMRES_DEPTH + 1, mdp.n_states))
         self._signs = np.empty((mdp.n_states, mdp.n_actions), np.int8)
         self.values = np.zeros(mdp.n_states)
-        self.solver_iterations = 0
+        self.solver_steps = 0
 
     def evaluate(self, policy: Floats) -> Evaluation:
         """Signs of the advantages of ``policy`` (S, A)."""
-        mdp = self.mdp
+        gamma = self.mdp.gamma
+        indptr, indices, pi_data = self._pattern.indptr, self._pattern.indices, self._pattern.data
         kernels.policy_system(
-            self._indptr, self._data, mdp.reward, policy,
-            self._place, self._pi_data, self._pi_reward,
-        )  # fmt: skip
-        solver = _BiCGSTAB(self._pattern, self._pi_data, mdp.gamma, self._pi_reward, self.values)
-        target = np.inf  # the error at which signs are looked at next
+            self._indptr, self._data, self.mdp.reward, policy, self._place, pi_data, self._pi_reward
+        )
+        diagonal = np.ones(self.mdp.n_states)
+        diagonal[self._row[self._own]] -= gamma * pi_data[self._own]
+        scaled = pi_data * (gamma / diagonal)[self._row]
+        scaled[self._own] = 0.0
+        system = (indptr, self._middle, indices, scaled)
+        values, steps, residual = self.values, 0, self._residual
+        best, looks = np.inf, 0
+        finest = self.sign_tol / (1 + gamma)  # an error that decides every sign
         while True:
             # Shifting V by a constant centres its bounds: V_pi - V lies in [low, high] / (1 - gamma).
-            low, high = (bound / (1 - mdp.gamma) for bound in solver.residual_range)
+            bounds = kernels.bellman_residual(indptr, indices, pi_data, gamma, self._pi_reward, values, residual)
+            low, high = (bound / (1 - gamma) for bound in bounds)
             error = (high - low) / 2
-            if error <= target or solver.iterations >= self.max_iterations:
-                values = solver.x + (low + high) / 2
-                undecided, greatest = self._decide(values, error)
-                if undecided == 0:
-                    break
-                if solver.iterations >= self.max_iterations:
-                    raise CapoError(
-                        f"the evaluation stalled at an error of {error:.3g} with {undecided} signs undecided: "
-                        f"give a sign_tol of at least {error * (1 + mdp.gamma):.3g} or use critic='direct'"
-                    )
-                target = max(error / 8, self.sign_tol / (1 + mdp.gamma))
-            solver.step()
+            centred = values + (low + high) / 2
+            undecided, greatest = self._decide(centred, error)
+            if undecided == 0:
+                break
+            best, looks = (error, 0) if error < 0.9 * best else (best, looks + 1)
+            if looks > STALLED_AFTER:
+                raise CapoError(
+                    f"the evaluation stalled at an error of {error:.3g} with {undecided} signs undecided: "
+                    f"give a sign_tol of at least {error * (1 + gamma):.3g} or use critic='direct'"
+                )
+            # Far enough to be worth another look, but no further than what decides everything.
+            reduction = min(max(1 / 64, 0.5 * finest / error), 0.5)
+            steps += max(1, kernels.gmres_cycle(system, values, residual / diagonal, self._basis, reduction))
         self.values = values
-        self.solver_iterations += solver.iterations
-        return Evaluation(values.copy(), self._signs.copy(), greatest + (1 + mdp.gamma) * error, error)
+        self.solver_steps += steps
+        return Evaluation(centred, self._signs.copy(), greatest + (1 + gamma) * error, error)
 
     def _decide(self, values: Floats, error: float) -> tuple[int, float]:
         slack = (1 + self.mdp.gamma) * error
@@ -316,74 +332,6 @@ class SignCritic:
             values, slack, self.sign_tol, self._signs,
         )  # fmt: skip
         return int(undecided), float(greatest)
-
-
-class _BiCGSTAB:
-    """BiCGSTAB for (I - gamma P_pi) x = r_pi, preconditioned by a forward and a backward Gauss-Seidel sweep.
-
-    ``residual_range`` holds the least and the greatest entry of the true residual r_pi + gamma P_pi x - x.
-    """
-
-    def __init__(self, pattern: sp.csr_array, data: Floats, gamma: float, right: Floats, x: Floats) -> None:
-        self._system = (pattern.indptr, pattern.indices, data, gamma)
-        self._right = right
-        self.x = x.copy()
-        self.iterations = 0
-        self._restart()
-
-    def _restart(self) -> None:
-        self._r = np.empty_like(self.x)
-        self.residual_range = kernels.bellman_residual(*self._system, self._right, self.x, self._r)
-        self._shadow = self._r.copy()
-        self._rho = self._alpha = self._omega = 1.0
-        self._v = np.zeros_like(self.x)
-        self._p = np.zeros_like(self.x)
-
-    def _residual_size(self) -> float:
-        low, high = self.residual_range
-        return float(max(-low, high))
-
-    def _precondition(self, right: Floats) -> Floats:
-        solution = np.zeros_like(right)
-        kernels.sweep(*self._system, right, solution, True)
-        kernels.sweep(*self._system, right, solution, False)
-        return solution
-
-    def step(self) -> None:
-        """One iteration; a breakdown restarts from the current x, with a plain sweep to move on."""
-        self.iterations += 1
-        rho = float(self._shadow @ self._r)
-        if abs(rho) < 1e-30 * float(self._r @ self._r + 1e-300) or self._omega == 0:
-            return self._sweep_and_restart()
-        beta = rho / self._rho * self._alpha / self._omega
-        self._p = self._r + beta * (self._p - self._omega * self._v)
-        p_hat = self._precondition(self._p)
-        kernels.apply_system(*self._system, p_hat, self._v)
-        denominator = float(self._shadow @ self._v)
-        if denominator == 0:
-            return self._sweep_and_restart()
-        self._alpha = rho / denominator
-        s = self._r - self._alpha * self._v
-        s_hat = self._precondition(s)
-        t = np.empty_like(s)
-        kernels.apply_system(*self._system, s_hat, t)
-        norm = float(t @ t)
-        self._omega = float(t @ s) / norm if norm > 0 else 0.0
-        before = self._residual_size()
-        self.x += self._alpha * p_hat + self._omega * s_hat
-        self._rho = rho
-        # The true residual, not the recurrence's: the error bound rests on it.
-        self.residual_range = kernels.bellman_residual(*self._system, self._right, self.x, self._r)
-        if not self._residual_size() < 1e6 * before or self._omega == 0:
-            return self._sweep_and_restart()
-        return None
-
-    def _sweep_and_restart(self) -> None:
-        if not np.isfinite(self.x).all():
-            self.x[:] = 0.0
-        kernels.sweep(*self._system, self._right, self.x, True)
-        kernels.sweep(*self._system, self._right, self.x, False)
-        self._restart()
 
 
 def _policy_pattern(

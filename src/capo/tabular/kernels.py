@@ -330,30 +330,103 @@ def bellman_residual(indptr, indices, pi_data, gamma, pi_reward, values, out):  
 
 
 @nb.njit(**_FAST)
-def apply_system(indptr, indices, pi_data, gamma, x, out):  # type: ignore[no-untyped-def]
-    """out = (I - gamma P_pi) x."""
+def solve_lower(indptr, middle, indices, scaled, right, x):  # type: ignore[no-untyped-def]
+    """x with (D - L) x = D right, where I - gamma P_pi = D - L - U.
+
+    ``scaled`` holds D^-1 (L + U), with 0 on the diagonal; ``middle`` is where each row reaches the diagonal.
+    """
     for s in range(x.shape[0]):
-        total = 0.0
-        for k in range(indptr[s], indptr[s + 1]):
-            total += pi_data[k] * x[indices[k]]
-        out[s] = x[s] - gamma * total
+        total = right[s]
+        for k in range(indptr[s], middle[s]):
+            total += scaled[k] * x[indices[k]]
+        x[s] = total
 
 
 @nb.njit(**_FAST)
-def sweep(indptr, indices, pi_data, gamma, right, x, forward):  # type: ignore[no-untyped-def]
-    """One Gauss-Seidel sweep of (I - gamma P_pi) x = right, in place, in either direction."""
-    n = x.shape[0]
-    for step in range(n):
-        s = step if forward else n - 1 - step
-        total = 0.0
-        own = 0.0
-        for k in range(indptr[s], indptr[s + 1]):
-            t = indices[k]
-            if t == s:
-                own = pi_data[k]
-            else:
-                total += pi_data[k] * x[t]
-        x[s] = (right[s] + gamma * total) / (1 - gamma * own)
+def solve_upper(indptr, middle, indices, scaled, right, x):  # type: ignore[no-untyped-def]
+    """x with (D - U) x = D right; a diagonal entry is stored as 0, so x[s] itself must be finite."""
+    for s in range(x.shape[0] - 1, -1, -1):
+        total = right[s]
+        for k in range(indptr[s + 1] - 1, middle[s] - 1, -1):
+            total += scaled[k] * x[indices[k]]
+        x[s] = total
+
+
+@nb.njit(**_JIT)
+def gmres_cycle(system, x, residual, basis, reduction):  # type: ignore[no-untyped-def]
+    """One cycle of GMRES for (I - gamma P_pi) x = r_pi with symmetric Gauss-Seidel preconditioning, in place.
+
+    With I - gamma P_pi = D - L - U the operator iterated is (D - L)^-1 (D - L - U) (D - U)^-1 D, which takes one
+    pass over the entries (Eisenstat's trick): w = (D - U)^-1 D y, then w + (D - L)^-1 D (y - w).
+
+    ``residual`` (S,) is D^-1 times that of x, ``basis`` (m + 1, S) work space. The cycle ends after m steps or
+    when the preconditioned residual has shrunk by ``reduction``. Returns the number of steps.
+    """
+    indptr, middle, indices, scaled = system
+    m = basis.shape[0] - 1
+    hessenberg = np.zeros((m + 1, m))
+    cosine, sine, rotated = np.zeros(m), np.zeros(m), np.zeros(m + 1)
+    w, rest = np.zeros(x.shape[0]), np.empty(x.shape[0])
+    solve_lower(indptr, middle, indices, scaled, residual, basis[0])
+    first = math.sqrt(dot(basis[0], basis[0]))
+    if first == 0.0:
+        return 0
+    rotated[0] = first
+    basis[0] /= first
+    steps = 0
+    for j in range(m):
+        new = basis[j + 1]
+        solve_upper(indptr, middle, indices, scaled, basis[j], w)
+        for s in range(x.shape[0]):
+            rest[s] = basis[j, s] - w[s]
+        solve_lower(indptr, middle, indices, scaled, rest, new)
+        _add_multiple(new, w, 1.0)
+        for i in range(j + 1):
+            hessenberg[i, j] = dot(basis[i], new)
+            _add_multiple(new, basis[i], -hessenberg[i, j])
+        norm = math.sqrt(dot(new, new))
+        hessenberg[j + 1, j] = norm
+        for i in range(j):
+            upper, under = hessenberg[i, j], hessenberg[i + 1, j]
+            hessenberg[i, j] = cosine[i] * upper + sine[i] * under
+            hessenberg[i + 1, j] = cosine[i] * under - sine[i] * upper
+        length = math.hypot(hessenberg[j, j], norm)
+        cosine[j], sine[j] = hessenberg[j, j] / length, norm / length
+        hessenberg[j, j] = length
+        rotated[j + 1] = -sine[j] * rotated[j]
+        rotated[j] *= cosine[j]
+        steps = j + 1
+        if norm == 0.0 or abs(rotated[j + 1]) <= reduction * first:
+            break
+        new /= norm
+    weights = np.zeros(steps)
+    for i in range(steps - 1, -1, -1):
+        weights[i] = (rotated[i] - dot(hessenberg[i, i + 1 : steps], weights[i + 1 :])) / hessenberg[i, i]
+    rest[:] = 0.0
+    for i in range(steps):
+        _add_multiple(rest, basis[i], weights[i])
+    solve_upper(indptr, middle, indices, scaled, rest, w)
+    _add_multiple(x, w, 1.0)
+    return steps
+
+
+@nb.njit(**_JIT)
+def update_all(kind, first, second, log_policy, signs, counts, alpha, policy):  # type: ignore[no-untyped-def]
+    """Twin of :func:`capo.update.coordinate_update` on all rows, in place; fills ``alpha`` and ``policy``."""
+    n_states, n_actions = log_policy.shape
+    for s in range(n_states):
+        moved = False
+        for a in range(n_actions):
+            sign = signs[s, a]
+            alpha[s, a] = step_size(kind, first, second, log_policy[s, a], sign, counts[s, a])
+            moved = moved or sign != 0
+        if moved:
+            for a in range(n_actions):
+                if signs[s, a] != 0:
+                    log_policy[s, a] += signs[s, a] * alpha[s, a]
+            normalise_row(log_policy[s])
+            for a in range(n_actions):
+                policy[s, a] = math.exp(log_policy[s, a])
 
 
 @nb.njit(**_FAST)

@@ -206,7 +206,7 @@ class MDP:
         def by_state(parts: Sequence[Any]) -> Any:
             if sparse:
                 return sp.csr_array(sp.vstack([sp.csr_array(part) for part in parts]))[order]
-            return np.stack([np.asarray(part, np.float64) for part in parts], axis=1)
+            return np.stack([part.toarray() if sp.issparse(part) else part for part in parts], axis=1)
 
         reward: Any
         if not isinstance(rewards, list | tuple) and np.ndim(rewards) == 1:
@@ -371,7 +371,7 @@ def _check_probabilities(rows: Any, n_actions: int) -> Any:
         pair = int(wrong[0])
         more = f"; so do {wrong.size - 1} other rows" if wrong.size > 1 else ""
         raise CapoError(
-            f"the probabilities of state {pair // n_actions}, action {pair % n_actions} sum to {sums[pair]!r}, "
+            f"the probabilities of state {pair // n_actions}, action {pair % n_actions} sum to {sums[pair]:.12g}, "
             f"off by {sums[pair] - 1:+.3g}: each row must sum to 1 within {SUM_TOLERANCE:g}{more}"
         )
     if np.abs(sums - 1).max() < 1e-12:
@@ -434,13 +434,14 @@ def check_distribution(given: Any, size: int, what: str, *, positive: bool = Fal
         raise CapoError(f"{what}: shape {vector.shape} must be ({size},)")
     if not np.isfinite(vector).all() or (vector < 0).any():
         index = int(np.flatnonzero(~np.isfinite(vector) | (vector < 0))[0])
-        raise CapoError(f"{what}: entry {index} is {vector[index]!r}; entries must be finite and at least 0")
+        raise CapoError(f"{what}: entry {index} is {vector[index]:g}; entries must be finite and at least 0")
     if positive and (vector == 0).any():
         index = int(np.flatnonzero(vector == 0)[0])
         raise CapoError(f"{what}: entry {index} is 0; every entry must be positive")
     if abs(vector.sum() - 1) > SUM_TOLERANCE:
-        raise CapoError(f"{what}: sums to {float(vector.sum())!r}, must sum to 1 within {SUM_TOLERANCE:g}")
-    return np.asarray(vector / vector.sum())
+        raise CapoError(f"{what}: sums to {vector.sum():.12g}, must sum to 1 within {SUM_TOLERANCE:g}")
+    total = float(vector.sum())
+    return vector if abs(total - 1) < 1e-12 else np.asarray(vector / total)
 
 
 def _terminal_mask(terminal: Any, n_states: int) -> Bools | None:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from capo.errors import CapoError, CapoWarning, unknown_name
 from capo.progress import Ticker
+from capo.tabular import kernels
 from capo.tabular.coordinates import (
     BatchSource,
     Cyclic,
@@ -22,6 +23,7 @@ from capo.tabular.coordinates import (
     Rule,
     Source,
     WalkSource,
+    check_pairs,
     check_policy,
     make_rule,
 )
@@ -34,6 +36,7 @@ from capo.tabular.critic import (
     SignCritic,
     Steps,
     Walk,
+    encode,
     require_dense,
 )
 from capo.tabular.mdp import MDP, Bools, Floats, check_distribution
@@ -298,7 +301,9 @@ def _sign_tolerance(mdp: MDP, given: float | None, tol: float | None, by_signs: 
         if not (np.isfinite(given) and given > 0):
             raise CapoError(f"sign_tol={given!r} must be positive and finite")
         return float(given), float(given) * factor
-    finest = RELATIVE_SIGN_TOL * value_scale(mdp)
+    # An error bound from residuals cannot be finer than their rounding over 1 - gamma.
+    rounding = 1e-15 / (1 - mdp.gamma) if by_signs else 0.0
+    finest = max(RELATIVE_SIGN_TOL, rounding) * value_scale(mdp)
     if by_signs and tol is not None:
         return max(finest, tol / factor), finest * factor
     return finest, finest * factor
@@ -450,15 +455,17 @@ class _BatchRunner:
 
     def __init__(self, problem: _Problem) -> None:
         mdp = problem.mdp
-        self._mdp, self._step, self._first = mdp, problem.stepsize, problem.first
+        self._mdp, self._first = mdp, problem.first
+        self._kernel_step = encode(problem.stepsize, mdp.n_actions)
         self.log_policy = problem.first.copy()
+        self._policy = np.exp(self.log_policy)
         self.counts = np.zeros(problem.first.shape, np.int64)
         self.refactorisations = 0
         kind = SignCritic if problem.critic == "signs" else DirectCritic
         self._critic: SignCritic | DirectCritic = kind(mdp, problem.sign_tol)
         self._room = min(TRACE_STEPS, TRACE_BYTES // (18 * problem.first.size))
         self._batches: list[tuple[npt.NDArray[np.int8], Floats, Floats, Bools, float]] = []
-        self._now: Evaluation = self._critic.evaluate(np.exp(self.log_policy))
+        self._now: Evaluation = self._critic.evaluate(self._policy)
 
     @property
     def values(self) -> Floats:
@@ -469,14 +476,14 @@ class _BatchRunner:
         for _ in range(n):
             signs = self._now.signs
             self.counts += 1
-            alpha = self._step.alpha(self.log_policy, signs, self.counts)
-            self.log_policy = coordinate_update(self.log_policy, signs, alpha)
-            self._now = self._critic.evaluate(np.exp(self.log_policy))
+            alpha = np.empty_like(self.log_policy)
+            kernels.update_all(*self._kernel_step, self.log_policy, signs, self.counts, alpha, self._policy)
+            self._now = self._critic.evaluate(self._policy)
             if self._room > 0:
                 self._room -= 1
                 value = float(self._mdp.start @ self._now.values)
                 every = np.ones(signs.shape, bool)
-                self._batches.append((signs, np.asarray(alpha), self.log_policy, every, value))
+                self._batches.append((signs, alpha, self.log_policy.copy(), every, value))
         return n
 
     def status(self) -> tuple[float, float]:
@@ -649,7 +656,7 @@ def solve_many(
         raise CapoError("seeds: at least one is needed")
     points = _record_points(record, iterations)
     if track is not None:
-        make_rule([track]).source(mdp, np.random.default_rng(0))
+        check_pairs([track], mdp, "track")
     ticker = Ticker(progress)
     started = time.perf_counter()
     finished = 0

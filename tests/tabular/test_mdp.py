@@ -1,0 +1,308 @@
+"""MDPs: validation, importers, exporters, rescaling."""
+
+import gymnasium
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import capo
+from capo import MDP, CapoError, mdps
+
+
+def dense(n_states=3, n_actions=2, seed=0):
+    rng = np.random.default_rng(seed)
+    p = rng.random((n_states, n_actions, n_states))
+    return p / p.sum(axis=2, keepdims=True), rng.normal(size=(n_states, n_actions))
+
+
+def same(a, b):
+    left, right = (m.rows.toarray() if m.is_sparse else m.rows for m in (a, b))
+    np.testing.assert_array_equal(left, right)
+    np.testing.assert_array_equal(a.reward, b.reward)
+    np.testing.assert_array_equal(a.start, b.start)
+    np.testing.assert_array_equal(a.terminal, b.terminal)
+    assert a.gamma == b.gamma
+
+
+def test_sparse_and_dense_are_the_same_mdp():
+    p, r = dense()
+    policy = np.random.default_rng(1).dirichlet([1, 1], 3)
+    one, other = MDP(p, r, 0.9), MDP(sp.csr_matrix(p.reshape(6, 3)), r, 0.9)
+    assert other.is_sparse
+    np.testing.assert_allclose(one.policy_values(policy), other.policy_values(policy), rtol=1e-13)
+    v = np.arange(3.0)
+    np.testing.assert_allclose(one.q_values(v), other.q_values(v), rtol=1e-14)
+    np.testing.assert_allclose(one.policy_transition(policy), other.policy_transition(policy).toarray())
+
+
+def test_policy_values_solve_bellmans_equation():
+    p, r = dense(5, 3)
+    policy = np.random.default_rng(1).dirichlet([1, 1, 1], 5)
+    v = np.zeros(5)
+    for _ in range(3000):
+        v = (policy * (r + 0.9 * p @ v)).sum(axis=1)
+    np.testing.assert_allclose(MDP(p, r, 0.9).policy_values(policy), v, rtol=1e-12)
+
+
+def test_rewards_of_transitions_are_averaged():
+    p, _ = dense()
+    full = np.random.default_rng(3).normal(size=(3, 2, 3))
+    expected = (p * full).sum(axis=2)
+    np.testing.assert_allclose(MDP(p, full, 0.9).reward, expected)
+    rows = sp.csr_array(p.reshape(6, 3))
+    np.testing.assert_allclose(MDP(rows, full, 0.9).reward, expected)
+    np.testing.assert_allclose(MDP(rows, sp.csr_array(full.reshape(6, 3)), 0.9).reward, expected)
+
+
+def test_duplicate_sparse_entries_are_added_up():
+    rows, columns, data = [0, 0, 1, 1, 2, 3], [0, 0, 1, 0, 1, 1], [0.25, 0.75, 0.5, 0.5, 1, 1]
+    mdp = MDP(sp.coo_array((data, (rows, columns)), shape=(4, 2)), np.zeros((2, 2)), 0.9)
+    np.testing.assert_array_equal(mdp.rows.toarray(), [[1, 0], [0.5, 0.5], [0, 1], [0, 1]])
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_terminal_states_absorb_with_reward_zero_whatever_their_rows_said(sparse):
+    p, r = dense()
+    p[2] = np.nan
+    mdp = MDP(sp.csr_array(p.reshape(6, 3)) if sparse else p, r, 0.9, terminal=[2])
+    rows = mdp.rows.toarray() if sparse else mdp.rows
+    np.testing.assert_array_equal(rows[4:], [[0, 0, 1], [0, 0, 1]])
+    np.testing.assert_array_equal(mdp.reward[2], 0)
+    np.testing.assert_array_equal(mdp.terminal, [False, False, True])
+    assert mdp.policy_values(np.full((3, 2), 0.5))[2] == 0
+
+
+def test_absorbing_states_without_reward_are_found():
+    assert mdps.chain(4).terminal.tolist() == [True, False, False, False, True]
+    p = np.ones((1, 2, 1))
+    assert not MDP(p, [[1.0, 0.0]], 0.9).terminal.any()
+
+
+def test_rescaling_maps_values_back():
+    mdp = mdps.grid(5)
+    small = mdp.rescale_rewards()
+    assert small.reward.min() == 0
+    assert small.reward.max() == 1
+    policy = np.random.default_rng(0).dirichlet(np.ones(4), mdp.n_states)
+    np.testing.assert_allclose(
+        small.original_values(small.policy_values(policy)), mdp.policy_values(policy), rtol=1e-10
+    )
+    # The reward of the absorbing goal is shifted like all others; it still counts as an end.
+    assert small.reward[mdp.terminal].min() > 0
+    np.testing.assert_array_equal(small.terminal, mdp.terminal)
+    twice = small.rescale_rewards()
+    np.testing.assert_allclose(twice.original_values(twice.policy_values(policy)), mdp.policy_values(policy))
+
+
+def test_reachable_states_are_those_some_policy_meets():
+    assert mdps.chain(5).reachable().all()
+    assert mdps.chain(5).reachable(np.eye(6)[3]).tolist() == [True, False, False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda p, r: (p * 1.1, r, 0.9), r"state 0, action 0 sum to 1\.1.*off by \+0\.1"),
+        (lambda p, r: (np.where(np.arange(3) == 1, -p, p), r, 0.9), "negative"),
+        (lambda p, r: (np.where(p == p[1, 1, 2], np.nan, p), r, 0.9), r"s'=2 \| s=1, a=1\) = nan is not finite"),
+        (lambda p, r: (p[:, :, :2], r, 0.9), r"shape \(3, 2, 2\) must be \(S, A, S\)"),
+        (lambda p, r: (p.reshape(6, 3), r, 0.9), r"shape \(6, 3\) must be"),
+        (lambda p, r: (p[:, :0], r[:, :0], 0.9), "at least one state and one action"),
+        (lambda p, r: (p, r.T, 0.9), r"rewards of shape \(2, 3\)"),
+        (lambda p, r: (p, r / 0, 0.9), "is not finite"),
+        (lambda p, r: (p, r, 1.0), "gamma=1.0 must lie strictly between 0 and 1"),
+        (lambda p, r: (p, r, 0.0), "gamma=0.0"),
+        (lambda p, r: (p, r, "high"), "gamma='high'"),
+        (lambda p, r: (p, r, 0.9, [0.5, 0.5]), r"start distribution: shape \(2,\)"),
+        (lambda p, r: (p, r, 0.9, [0.5, 0.6, 0.0]), "start distribution: sums to 1.1"),
+        (lambda p, r: (p, r, 0.9, [1.5, -0.5, 0.0]), "entry 1 is -0.5"),
+        (lambda _, r: ("nonsense", r, 0.9), "not an array of numbers"),
+        (lambda p, r: (sp.csr_array(p.reshape(6, 3))[:5], r, 0.9), "5 rows is not a positive multiple"),
+        (lambda p, r: (sp.csr_array(p.reshape(6, 3) * 0.5), r, 0.9), "so do 5 other rows"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:divide by zero")
+def test_bad_mdps_are_refused_with_the_place_and_the_value(change, words):
+    with pytest.raises(CapoError, match=words):
+        MDP(*change(*dense()))
+
+
+def test_terminal_must_name_states():
+    p, r = dense()
+    with pytest.raises(CapoError, match=r"outside 0\.\.2"):
+        MDP(p, r, 0.9, terminal=[3])
+    with pytest.raises(CapoError, match="mask"):
+        MDP(p, r, 0.9, terminal=[True, False])
+
+
+def test_rows_off_by_rounding_are_scaled_to_one():
+    p, r = dense()
+    mdp = MDP(p * (1 + 5e-9), r, 0.9)
+    np.testing.assert_allclose(mdp.rows.sum(axis=1), 1, atol=1e-15)
+
+
+@pytest.mark.parametrize(
+    "mdp",
+    [mdps.chain(5), mdps.garnet(20, 3, 4), mdps.slippery_grid(6), mdps.grid(5).rescale_rewards()],
+    ids=lambda m: m.name,
+)
+def test_npz_round_trip(mdp, tmp_path):
+    path = mdp.save(tmp_path / "it")
+    assert path.name == "it.npz"
+    back = MDP.load(path)
+    same(mdp, back)
+    assert back.reward_map == mdp.reward_map
+    assert back.name == mdp.name
+
+
+def test_plain_npz_files_are_read(tmp_path):
+    p, r = dense()
+    np.savez(tmp_path / "own.npz", transition=p, reward=r, gamma=0.8)
+    same(MDP.load(tmp_path / "own.npz"), MDP(p, r, 0.8))
+    np.savez(tmp_path / "less.npz", transition=p)
+    with pytest.raises(CapoError, match="has no reward, gamma"):
+        MDP.load(tmp_path / "less.npz")
+
+
+def test_damaged_files_are_refused(tmp_path):
+    path = mdps.garnet(20, 3, 4).save(tmp_path / "m.npz")
+    whole = path.read_bytes()
+    for size in (0, 10, len(whole) // 2, len(whole) - 30):
+        path.write_bytes(whole[:size])
+        with pytest.raises(CapoError, match=r"damaged|not an \.npz"):
+            MDP.load(path)
+    rng = np.random.default_rng(0)
+    refused = 0
+    for place in rng.integers(0, len(whole), 40):
+        broken = bytearray(whole)
+        broken[place] ^= 0xFF
+        path.write_bytes(bytes(broken))
+        try:
+            same(MDP.load(path), mdps.garnet(20, 3, 4))  # a flipped byte of padding may leave the content whole
+        except CapoError:
+            refused += 1
+    assert refused > 20
+    with pytest.raises(CapoError, match="does not exist"):
+        MDP.load(tmp_path / "none.npz")
+
+
+def test_a_pickled_array_is_never_loaded(tmp_path):
+    np.savez(tmp_path / "p.npz", transition=np.array([object()], dtype=object), reward=1, gamma=1)
+    with pytest.raises(CapoError, match="damaged"):
+        MDP.load(tmp_path / "p.npz")
+
+
+def test_a_checksum_finds_a_changed_array(tmp_path):
+    path = mdps.chain(5).save(tmp_path / "m.npz")
+    with np.load(path) as archive:
+        arrays = dict(archive)
+    arrays["reward"] = arrays["reward"] + 1
+    np.savez(path, **arrays)
+    with pytest.raises(CapoError, match="checksum"):
+        MDP.load(path)
+
+
+def test_an_interrupted_save_leaves_the_old_file(tmp_path, monkeypatch):
+    path = mdps.chain(5).save(tmp_path / "m.npz")
+    before = path.read_bytes()
+
+    def full(*_args, **_options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "savez_compressed", full)
+    with pytest.raises(CapoError, match="No space left"):
+        mdps.chain(6).save(path)
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["m.npz"]
+
+
+# --- importers -------------------------------------------------------------------------------------------------
+
+
+def table_values(env, gamma):
+    """Optimal values straight from Gymnasium's table, an ended episode worth nothing more."""
+    table = env.unwrapped.P
+    v = np.zeros(len(table))
+    for _ in range(5000):
+        new = np.array(
+            [
+                max(sum(p * (r + gamma * v[t] * (not end)) for p, t, r, end in table[s][a]) for a in table[s])
+                for s in table
+            ]
+        )
+        if np.abs(new - v).max() < 1e-13:
+            break
+        v = new
+    return v
+
+
+@pytest.mark.parametrize("name", ["FrozenLake-v1", "CliffWalking-v1", "Taxi-v4"])
+def test_toy_text_environments_keep_their_optimal_values(name):
+    env = gymnasium.make(name)
+    mdp = MDP.from_gymnasium(env, gamma=0.95)
+    assert mdp.n_states == env.observation_space.n
+    best = capo.solve(mdp, rule="batch", tol=1e-8)
+    alive = mdp.reachable() & ~mdp.terminal
+    np.testing.assert_allclose(best.values[alive], table_values(env, 0.95)[alive], atol=1e-8)
+    np.testing.assert_allclose(mdp.start, env.unwrapped.initial_state_distrib, atol=1e-12)
+
+
+def test_options_reach_gymnasium():
+    mdp = MDP.from_gymnasium("FrozenLake-v1", 0.9, map_name="8x8", is_slippery=False)
+    assert mdp.n_states == 64
+    assert set(np.unique(mdp.rows)) == {0.0, 1.0}
+
+
+class Table:
+    """An environment in toy-text's format."""
+
+    spec = None
+
+    def __init__(self, table, start):
+        self.P, self.initial_state_distrib = table, start
+
+    @property
+    def unwrapped(self):
+        return self
+
+
+def test_an_ending_that_can_be_met_alive_gets_a_state_of_its_own():
+    # Action 0 moves 0 <-> 1 and goes on; action 1 ends the episode, in state 1 too.
+    table = {
+        0: {0: [(1.0, 1, 0.0, False)], 1: [(1.0, 1, 5.0, True)]},
+        1: {0: [(1.0, 0, 1.0, False)], 1: [(0.5, 1, 0.0, True), (0.5, 0, 0.0, False)]},
+    }
+    mdp = MDP.from_gymnasium(Table(table, [1.0, 0.0]), gamma=0.5)
+    assert mdp.n_states == 3
+    assert mdp.terminal.tolist() == [False, False, True]
+    ends = np.array([[0.0, 1.0], [0.0, 1.0], [0.5, 0.5]])
+    # V(0) = 5; V(1) = 0.5 * 0.5 * V(0)
+    np.testing.assert_allclose(mdp.policy_values(ends)[:2], [5, 1.25])
+
+
+def test_unknown_and_unsuitable_environments():
+    with pytest.raises(CapoError, match="FrozenLake-v1"):
+        MDP.from_gymnasium("FrozenLak-v1", 0.9)
+    with pytest.raises(CapoError, match="no transition table"):
+        MDP.from_gymnasium("CartPole-v1", 0.9)
+
+
+def test_mdptoolbox_layouts_agree():
+    p, r = dense(4, 3)
+    by_action = p.transpose(1, 0, 2)
+    expected = MDP(p, r, 0.9)
+    same(MDP.from_mdptoolbox(by_action, r, 0.9), expected)
+    sparse = MDP.from_mdptoolbox([sp.csr_matrix(m) for m in by_action], r, 0.9)
+    assert sparse.is_sparse
+    np.testing.assert_array_equal(sparse.rows.toarray(), expected.rows)
+    full = np.random.default_rng(5).normal(size=(3, 4, 4))
+    averaged = (by_action * full).sum(axis=2).T
+    np.testing.assert_allclose(MDP.from_mdptoolbox(by_action, full, 0.9).reward, averaged)
+    listed = MDP.from_mdptoolbox(list(by_action), [sp.csr_matrix(m) for m in full], 0.9)
+    np.testing.assert_allclose(listed.reward, averaged)
+    state_only = MDP.from_mdptoolbox(by_action, np.arange(4.0), 0.9)
+    np.testing.assert_array_equal(state_only.reward, np.arange(4.0)[:, None] * np.ones(3))
+    with pytest.raises(CapoError, match="no actions"):
+        MDP.from_mdptoolbox([], r, 0.9)
+    with pytest.raises(CapoError, match="action 1 has shape"):
+        MDP.from_mdptoolbox([np.eye(2), np.eye(3)], r, 0.9)
