@@ -544,6 +544,9 @@ STEPS = st.sampled_from(
 )
 
 
+STARTS = st.sampled_from(["uniform", "theta", "deterministic", "coarse"])
+
+
 @st.composite
 def mdps(draw):
     rng = np.random.default_rng(draw(st.integers(0, 2**31)))
@@ -561,10 +564,16 @@ def mdps(draw):
 
 
 @settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
-@given(mdps(), RULES, STEPS, st.sampled_from([2, 40, 150]), st.integers(0, 1000))
-def test_the_certificate_holds_whatever_the_rule_and_the_step(mdp, rule, step, iterations, seed):
-    theta = 3 * np.random.default_rng(seed).standard_normal((mdp.n_states, mdp.n_actions))
-    result = capo.solve(mdp, iterations=iterations, seed=seed, theta=theta, **rule, **step)
+@given(mdps(), RULES, STEPS, STARTS, st.sampled_from([2, 40, 150]), st.integers(0, 1000))
+def test_the_certificate_holds_whatever_the_rule_and_the_step(mdp, rule, step, start, iterations, seed):
+    rng, shape = np.random.default_rng(seed), (mdp.n_states, mdp.n_actions)
+    options = {
+        "uniform": {},
+        "theta": {"theta": 3 * rng.standard_normal(shape)},
+        "deterministic": {"init": np.eye(shape[1])[rng.integers(0, shape[1], shape[0])]},
+        "coarse": {"sign_tol": 0.02},
+    }[start]
+    result = capo.solve(mdp, iterations=iterations, seed=seed, **rule, **step, **options)
     certificate = result.certificate(seeds=8, max_steps=60)
     assert certificate.held, str(certificate)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -520,3 +522,20 @@ def test_stuck_probability_is_bounded_below(eta):
     assert bound <= path["policy"][:, 1].prod()
     sides = theory.stuck_probability(eta)
     assert not theory.Sides(sides.lhs**0.1, sides.rhs).holds()
+
+
+def test_the_table_in_the_docs_names_what_exists():
+    root = Path(__file__).parents[2]
+    text = (root / "docs" / "theory.md").read_text()
+    table = [line for line in text.splitlines() if line.startswith("|") and "`test_" in line]
+    assert len(table) > 25
+    tests = "".join(
+        (root / "tests" / "tabular" / f"test_{name}.py").read_text() for name in ("theory", "certificate")
+    )
+    named = set()
+    for line in table:
+        for word in re.findall(r"`(\w+)`", line):
+            assert f"def {word}(" in tests if word.startswith("test_") else hasattr(theory, word), word
+            named.add(word)
+    not_statements = {"Certificate", "Evaluated", "Line", "Rate", "Sides", "optimal", "value_rounding"}
+    assert set(theory.__all__) <= named | not_statements

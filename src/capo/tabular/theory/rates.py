@@ -137,15 +137,16 @@ def randomized_rate(mdp: MDP, mu: Floats, d_gen: Floats, *, form: Form = "repair
 # --- a cycle and an expected step -------------------------------------------------------------------------------
 
 
-def cycle_improvement(now: Evaluated, after: Floats, *, length: int) -> Sides:
+def cycle_improvement(now: Evaluated, after: Floats, *, length: int, tolerance: float = 0.0) -> Sides:
     """min{(1-g)/2, (1-g)^2/N}/2 * max A^2 <= V(s~) after one whole cycle - V(s~) before it.
 
     s~ is the state of the greatest advantage. Cyclic CAPO with alpha >= log 1/pi, rewards in [0, 1]. ``after``
-    (S,) are the values a cycle of N = ``length`` updates later.
+    (S,) are the values a cycle of N = ``length`` updates later. Where advantages up to ``tolerance`` counted as 0,
+    max A - tolerance takes the place of max A.
     """
     g = 1 - now.mdp.gamma
     state = int(now.advantage.max(axis=1).argmax())
-    greatest = max(float(now.advantage[state].max()), 0.0)
+    greatest = max(float(now.advantage[state].max()) - tolerance, 0.0)
     least = min(g / 2, g**2 / length) / 2 * greatest**2
     return Sides(np.asarray(least), np.asarray(after[state] - now.values[state]))
 

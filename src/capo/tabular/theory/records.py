@@ -12,7 +12,7 @@ from capo.tabular.result import Trace
 from capo.tabular.theory.certificate import Book
 from capo.tabular.theory.evaluation import EPS, Evaluated, Sides
 from capo.tabular.theory.run import Ints, Run
-from capo.update import StepSize, coordinate_update
+from capo.update import coordinate_update
 
 STEP = "Step size: recorded alpha = the rule's formula"
 ARITHMETIC = "Update: recorded new policy = log softmax(log pi + alpha sign)"
@@ -36,7 +36,7 @@ def check_step_sizes(run: Run, book: Book) -> None:
     before, counts, taken = _before(trace)
     alpha = _taken(trace, trace.alpha)
     log_pi, sign = before[taken], _taken(trace, trace.sign)
-    expected = _alpha(step, log_pi, sign, counts)
+    expected = np.asarray(step.alpha(log_pi, sign, counts))
     allowed = 16 * EPS * (np.abs(alpha) + (np.abs(log_pi) + 1 if step.kind == "on-policy" else 0)) + 1e-300
     ratio = np.abs(alpha - expected) / allowed
     if step.kind == "on-policy":
@@ -50,10 +50,6 @@ def check_step_sizes(run: Run, book: Book) -> None:
         )
         ratio = np.where(edge & (sign > 0), np.minimum(ratio, np.abs(alpha - other) / allowed), ratio)
     book.add(STEP, Sides(ratio, np.zeros_like(ratio), "="), 1.0, _when(trace, taken))
-
-
-def _alpha(step: StepSize, log_pi: Floats, sign: Floats, counts: Ints) -> Floats:
-    return np.asarray(step.alpha(log_pi, sign, counts))
 
 
 def check_arithmetic(run: Run, book: Book) -> None:

@@ -119,9 +119,11 @@ def check_cyclic(run: Run, book: Book, values: dict[int, Floats]) -> None:
             book.skip(f"{CYCLIC}, {what}", f"the trace is shorter than a cycle of {length} updates")
     for (_, log_policy), (k, end) in zip(policies(run.trace, ends[:, 0]), ends.tolist(), strict=True):
         now = Evaluated(run.mdp, log_policy)
-        sides = cycle_improvement(now, values[end], length=length)
+        tolerance = run.slack * (1 - run.mdp.gamma)
+        sides = cycle_improvement(now, values[end], length=length, tolerance=tolerance)
         book.add(f"{CYCLIC}, improvement per cycle at s~", sides, 2 * run.rounding, k)
-    rates = [cyclic_rate(run.mdp, run.mu, length=length, form=form) for form in ("repaired", "printed")]
+    forms: tuple[lemmas.Form, ...] = ("repaired", "printed")
+    rates = [cyclic_rate(run.mdp, run.mu, length=length, form=form) for form in forms]
     for rate in rates:
         for k, end in ends.tolist():
             deltas = np.array([run.mu @ (run.best.values - values[i]) for i in (k, end)]) - run.slack
@@ -161,25 +163,26 @@ def check_randomized(run: Run, book: Book) -> None:
     iterations = _seed_iterations(run, run.max_steps)
     changing = callable(rule.d_gen)
     draws = [rule.distribution(run.mdp, i) for i in range(1, (iterations if changing else 1) + 1)]
-    rate = randomized_rate(run.mdp, run.mu, np.stack(draws))
     _check_expected_step(run, book, rule)
+    forms: tuple[lemmas.Form, ...] = ("repaired", "printed")
+    rates = [randomized_rate(run.mdp, run.mu, np.stack(draws), form=form) for form in forms]
     points = np.unique(np.r_[0, np.geomspace(1, iterations, 200).round()]).astype(np.int64)
-    for where, start, gap_bound, sums in (
-        ("mu", run.mu, rate.gap_mu, ("sum_mu",)),
-        ("rho", run.mdp.start, rate.gap_rho, ("sum_rho",)),
-    ):
-        gaps = _seed_gaps(run, start, iterations, points)
-        mean, error = gaps.mean(axis=0), _standard_error(gaps)
-        statement = f"{RANDOMIZED}, rate at {where}, mean of seeds"
-        book.expect(statement, f"{len(gaps)} seeds, standard error at most {error.max() * run.scale:.2g}")
-        book.add(statement, Sides(mean, gap_bound(points)), 3 * error + run.rounding + run.engine, points)
-        by_seed = np.array([partial_sums(points, row)[1] for row in gaps])
-        terms = points[1:]
-        for form in ("repaired", "printed"):
-            bound = getattr(randomized_rate(run.mdp, run.mu, np.stack(draws), form=form), sums[0])(terms)
-            allowed = 3 * _standard_error(by_seed) + (run.rounding + run.engine) * terms
-            sides = Sides(by_seed.mean(axis=0), bound)
-            book.add(f"{RANDOMIZED}, partial sums at {where}, mean of seeds, {form}", sides, allowed, terms)
+    for where, start in (("mu", run.mu), ("rho", run.mdp.start)):
+        _check_seeds(run, book, where, rates, points, _seed_gaps(run, start, iterations, points))
+
+
+def _check_seeds(run: Run, book: Book, where: str, rates: list[Rate], points: Ints, gaps: Floats) -> None:
+    """Rate (the same in both forms) and partial sums, on the mean of ``gaps`` (K, R) over seeds."""
+    error, allowed, terms = _standard_error(gaps), run.rounding + run.engine, points[1:]
+    statement = f"{RANDOMIZED}, rate at {where}, mean of seeds"
+    book.expect(statement, f"{len(gaps)} seeds, standard error at most {error.max() * run.scale:.2g}")
+    bound = rates[0].gap_mu(points) if where == "mu" else rates[0].gap_rho(points)
+    book.add(statement, Sides(gaps.mean(axis=0), bound), 3 * error + allowed, points)
+    sums = np.array([partial_sums(points, row)[1] for row in gaps])
+    for rate in rates:
+        bound = rate.sum_mu(terms) if where == "mu" else rate.sum_rho(terms)
+        statement = f"{RANDOMIZED}, partial sums at {where}, mean of seeds, {rate.form}"
+        book.add(statement, Sides(sums.mean(axis=0), bound), 3 * _standard_error(sums) + allowed * terms, terms)
 
 
 def _standard_error(samples: Floats) -> Floats:
