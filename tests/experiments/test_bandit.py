@@ -3,6 +3,7 @@
 import argparse
 import json
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -131,6 +132,14 @@ def test_mistakes_on_the_command_line(arguments, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     options = parse(*arguments)
     with pytest.raises(CapoError, match=words):
+        options.run(options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_matplotlib_is_said_before_any_work(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    options = parse("bandit", "--quick", "--out", str(tmp_path))
+    with pytest.raises(CapoError, match=r"pip install 'capo-rl\[report\]'"):
         options.run(options)
     assert list(tmp_path.iterdir()) == []
 

@@ -11,6 +11,7 @@ from typing import cast
 from capo.errors import CapoError, unknown_name
 from capo.experiments.common import Experiment
 from capo.files import prepare_folder
+from capo.report import figures
 
 # name -> (module, what it shows); an experiment is one line here.
 EXPERIMENTS: dict[str, tuple[str, str]] = {
@@ -59,6 +60,7 @@ def reproduce(options: argparse.Namespace) -> int:
     out = options.out or Path("runs", "reproduce", options.experiment)
     source = _data_folder(experiment, options.experiment, options.out) if options.draw_only else out
     prepare_folder(out)
+    figures.matplotlib()  # without it nothing could be drawn: better said before minutes of work than after
     started = time.perf_counter()
     if not options.draw_only:
         experiment.run(out, options.quick, progress=True)
