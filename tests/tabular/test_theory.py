@@ -162,7 +162,8 @@ def test_optimal_is_value_iteration_and_ends_on_ties():
         values = np.zeros(4)
         for _ in range(500):
             values = mdp.q_values(values).max(axis=1)
-        np.testing.assert_allclose(theory.optimal(mdp).values, values, atol=1e-12)
+        for first in (None, np.zeros(4, int)):
+            np.testing.assert_allclose(theory.optimal(mdp, first=first).values, values, atol=1e-12)
     tied = capo.MDP(np.full((3, 4, 3), 1 / 3), np.full((3, 4), 0.1), 0.99)
     np.testing.assert_allclose(theory.optimal(tied).values, 10)
 

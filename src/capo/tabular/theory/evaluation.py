@@ -119,10 +119,14 @@ def evaluate(mdp: MDP, policy: Any = None, *, log_policy: Any = None, theta: Any
     return Evaluated(mdp, log_policy)
 
 
-def optimal(mdp: MDP, max_iterations: int = 10_000) -> Evaluated:
-    """An optimal deterministic policy and its values, by plain policy iteration."""
+def optimal(mdp: MDP, *, first: Any = None, max_iterations: int = 10_000) -> Evaluated:
+    """An optimal deterministic policy and its values, by plain policy iteration.
+
+    It starts from the actions ``first`` (S,), or from those with the greatest reward; only how soon it ends depends
+    on that.
+    """
     size = (mdp.n_states, mdp.n_actions)
-    choice = mdp.reward.argmax(axis=1)
+    choice = mdp.reward.argmax(axis=1) if first is None else np.asarray(first)
     now = Evaluated(mdp, _deterministic(choice, size))
     for _ in range(max_iterations):
         # An action is changed only for one that is better beyond the rounding of Q, and only as long as that pays:

@@ -98,7 +98,7 @@ def prepare(result: Result, mu: Any, seeds: int, max_steps: int) -> Run:
     low = float(original.reward.min()) if scaled else 0.0
     scale = float(np.ptp(original.reward)) or 1.0 if scaled else 1.0
     weights = result.mu if mu is None else check_distribution(mu, mdp.n_states, "mu", positive=True)
-    best = optimal(mdp)
+    best = optimal(mdp, first=result.log_policy.argmax(axis=1))
     rounding = value_rounding(mdp, float(best.values.max()))
     # V* itself is known up to its Bellman residual.
     rounding += max(float(best.advantage.max()), 0.0) / (1 - mdp.gamma)
