@@ -164,6 +164,15 @@ def test_fixed_step_lines_on_a_cyclic_run():
     assert "not >= log 1/pi" in certificate.line(theorems.CYCLIC).note
 
 
+@pytest.mark.parametrize("eta", [1e-3, 1000.0])
+def test_fixed_steps_of_extreme_size(eta):
+    assert (
+        capo.solve(capo.mdps.random(3, 2, gamma=0.8), "cyclic", "fixed", iterations=60, eta=eta).certificate().held
+    )
+    bandit = capo.mdps.bandit([1, 0.99, -1])
+    assert capo.solve(bandit, "on-policy", "fixed", iterations=60, eta=eta).certificate(seeds=20).held
+
+
 def test_batch_rate_only_for_exactly_the_log_step():
     mdp = capo.mdps.random(4, 3, gamma=0.8)
     certificate = capo.solve(mdp, "batch", multiple=2.0, iterations=5).certificate()

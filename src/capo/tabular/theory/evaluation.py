@@ -122,8 +122,8 @@ def evaluate(mdp: MDP, policy: Any = None, *, log_policy: Any = None, theta: Any
 def optimal(mdp: MDP, *, first: Any = None, max_iterations: int = 10_000) -> Evaluated:
     """An optimal deterministic policy and its values, by plain policy iteration.
 
-    It starts from the actions ``first`` (S,), or from those with the greatest reward; only how soon it ends depends
-    on that.
+    It starts from the actions ``first`` (S,), or from those with the greatest reward, which decides only how soon
+    it ends.
     """
     size = (mdp.n_states, mdp.n_actions)
     choice = mdp.reward.argmax(axis=1) if first is None else np.asarray(first)

@@ -329,7 +329,8 @@ def stuck_probability_bound(eta: float, weight_ratio: float = 2.0) -> float:
     ``weight_ratio`` is sum_{a != a_2} exp theta_1(a) / exp theta_1(a_2), 2 for three arms from a uniform start.
     The paper calls it a factor b_t of the product; it bounds the whole product.
     """
-    return float(np.exp(-weight_ratio * np.exp(eta) / eta))
+    with np.errstate(over="ignore"):
+        return float(np.exp(-weight_ratio * np.exp(eta) / eta))
 
 
 def stuck_probability(eta: float, steps: int = 10_000) -> Sides:

@@ -176,11 +176,11 @@ def fixed_cycle_bound(
         visits: (T,) d_s~(s_k) under the policy after update k.
         signs: (T,) signs of these updates.
     """
-    g, p = 1 - gamma, float(probabilities[-1])
-    raised = float(np.expm1(alpha)) * p
-    rest = float(rests[-1])
-    bottom = rest * raised + 1 if form == "printed" else rest * (raised + 1)
-    first = g * raised / bottom if bottom > 0 else np.inf
+    g, rest = 1 - gamma, float(rests[-1])
+    with np.errstate(over="ignore", divide="ignore"):
+        inverse = float(1 / (np.expm1(alpha) * np.asarray(probabilities[-1], float)))
+    bottom = rest + inverse if form == "printed" else rest * (1 + inverse)
+    first = g / bottom if bottom > 0 else np.inf
     earlier = np.asarray(probabilities[:-1], float)
     moved = fixed_step_factor(earlier, alpha, signs) * rests[:-1] * (np.asarray(signs) != 0)
     weight = float((visits * moved).max()) * len(earlier) if len(earlier) else 0.0
