@@ -1,7 +1,7 @@
 """Coordinate Ascent Policy Optimization: exact on tabular MDPs, neural on discrete-action environments."""
 
 from capo.errors import CapoError, CapoWarning
-from capo.tabular import mdps
+from capo.tabular import baselines, mdps, theory
 from capo.tabular.mdp import MDP
 from capo.tabular.result import Result
 from capo.tabular.solver import solve, solve_many
@@ -15,7 +15,9 @@ __all__ = [
     "Result",
     "StepSize",
     "__version__",
+    "baselines",
     "mdps",
     "solve",
     "solve_many",
+    "theory",
 ]

@@ -34,7 +34,7 @@ from capo.tabular.solver import (
     Callback,
     ManyResult,
     Snapshot,
-    _record_points,
+    record_points,
     initial_log_policy,
     value_scale,
 )
@@ -453,7 +453,7 @@ def stochastic_npg(
         raise CapoError("seeds: at least one is needed")
     if track is not None and not (track[0] == 0 and 0 <= track[1] < mdp.n_actions):
         raise CapoError(f"track={track!r} must be (0, arm) with arm in 0..{mdp.n_actions - 1}")
-    first, points = initial_log_policy(mdp, init, theta), _record_points(record, int(iterations))
+    first, points = initial_log_policy(mdp, init, theta), record_points(record, int(iterations))
     started = time.perf_counter()
     rewards = np.ascontiguousarray(mdp.reward[0])
     policies = np.empty((len(which), 1, mdp.n_actions))

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
+from scipy.linalg import solve_triangular
+from scipy.linalg.blas import dgemm
 from threadpoolctl import ThreadpoolController
 
 from capo.errors import CapoError
@@ -24,7 +26,7 @@ from capo.update import StepSize
 Ints = npt.NDArray[np.int64]
 
 DIRECT_BELOW = 128  # up to this S the inverse is changed at once: the matrix fits the cache
-DEPTH = 64  # pending rank-1 changes above it
+DEPTH = 96  # pending rank-1 changes above it
 DENSE_BYTES_LIMIT = 4 * 2**30  # what a dense inverse and its work space may take
 GMRES_DEPTH = 16  # steps between restarts
 STALLED_AFTER = 30  # restarts without progress
@@ -158,9 +160,9 @@ class DenseCritic:
         u, w = self._u[:k], self._w[:k]
         with single_threaded_blas():
             # The product of the factors is I + U T W with T = (I - L)^-1, L the strict lower part of W U.
-            lower = np.eye(k) - np.tril(w @ u.T, -1)
-            mixed = np.linalg.solve(lower, w @ self._inverse_t.T)
-            self._inverse_t += mixed.T @ u
+            mixed = solve_triangular(-(w @ u.T), w @ self._inverse_t.T, lower=True, unit_diagonal=True)
+            # M += U^T mixed in place: the transposed views are in the order BLAS wants.
+            dgemm(1.0, u.T, mixed, 1.0, self._inverse_t.T, overwrite_c=True)
         self._pending = 0
 
     def residual(self, q: Floats) -> float:

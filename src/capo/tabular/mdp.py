@@ -181,7 +181,7 @@ class MDP:
         if table is None:
             raise CapoError(
                 f"{env} has no transition table `P`: only Gymnasium's toy-text environments "
-                "(FrozenLake-v1, Taxi-v3, CliffWalking-v1) can be turned into an MDP"
+                "(FrozenLake-v1, Taxi-v4, CliffWalking-v1) can be turned into an MDP"
             )
         start = np.asarray(getattr(env.unwrapped, "initial_state_distrib", np.ones(len(table))), np.float64)
         name = env.spec.id if getattr(env, "spec", None) is not None else type(env.unwrapped).__name__

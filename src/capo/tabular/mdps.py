@@ -222,7 +222,7 @@ def parse(text: str, gamma: float | None = None) -> MDP:
         return MDP.from_gymnasium(name, 0.99 if gamma is None else gamma)
     if Path(text).exists():
         raise CapoError(f"{text} is not an .npz file: save an MDP with mdp.save(...)")
-    raise unknown_name("MDP", name, [*NAMES, "FrozenLake-v1", "Taxi-v3", "CliffWalking-v1"])
+    raise unknown_name("MDP", name, [*NAMES, "FrozenLake-v1", "Taxi-v4", "CliffWalking-v1"])
 
 
 def _call(name: str, arguments: str, options: dict[str, Any]) -> MDP:

@@ -654,7 +654,7 @@ def solve_many(
     which = np.arange(seeds) if isinstance(seeds, int) else np.asarray(seeds, np.int64)
     if which.size == 0:
         raise CapoError("seeds: at least one is needed")
-    points = _record_points(record, iterations)
+    points = record_points(record, iterations)
     if track is not None:
         check_pairs([track], mdp, "track")
     ticker = Ticker(progress)
@@ -692,7 +692,7 @@ def solve_many(
     )
 
 
-def _record_points(record: int | Sequence[int], iterations: int) -> Ints:
+def record_points(record: int | Sequence[int], iterations: int) -> Ints:
     if isinstance(record, int):
         if record < 1:
             raise CapoError(f"record={record} must be positive")

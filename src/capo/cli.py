@@ -1,0 +1,55 @@
+"""The command line: parses, calls the library, prints. Each command is a module of :mod:`capo.commands`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from capo import __version__
+from capo.commands import bench, reproduce, solve
+from capo.errors import CapoError
+
+_EXAMPLES = """\
+examples:
+  capo solve chain:10 --rule cyclic --certificate     an exact solution, with the paper's theorems checked on it
+  capo solve FrozenLake-v1 --gamma 0.99 --rule batch
+  capo reproduce bandit --quick                       a figure of the paper: data, table, picture
+
+'capo COMMAND --help' explains each command.
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
+    parser = argparse.ArgumentParser(
+        prog="capo",
+        description="Coordinate Ascent Policy Optimization: exact on finite MDPs.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"capo {__version__}")
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in (solve, reproduce, bench):
+        command.add_parser(subparsers)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; a user's mistake is one line on standard error and exit status 2."""
+    options = build_parser().parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except CapoError as error:
+        print(f"capo: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\ncapo: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `capo ... | head`: the reader has left
+        sys.stderr.close()
+        return 141
+
+
+if __name__ == "__main__":
+    sys.exit(main())
