@@ -63,16 +63,20 @@ def test_the_engine_follows_a_plain_solve_at_every_update(depth, data):
     assert critic.counts.sum() == 40
 
 
-def test_flushing_multiplies_the_pending_changes_in():
-    mdp = mdps.garnet(30, 3, 4)
+@pytest.mark.parametrize("branching", [2, 40], ids=["few successors", "many successors"])
+def test_flushing_multiplies_the_pending_changes_in(branching):
+    mdp = mdps.garnet(120, 3, branching)
     rng = np.random.default_rng(0)
-    pairs = np.stack([rng.integers(0, 30, 50), rng.integers(0, 3, 50)], axis=1)
-    first = np.full((30, 3), -np.log(3))
+    pairs = np.stack([rng.integers(0, 120, 90), rng.integers(0, 3, 90)], axis=1)
+    first = np.full((120, 3), -np.log(3))
     critic, _ = fast_run(mdp, first, pairs, StepSize(), 1e-12, depth=200)
-    assert critic._pending > 10
+    assert critic._pending > 40
+    assert (np.count_nonzero(critic._w[: critic._pending]) < critic._w[: critic._pending].size / 8) == (
+        branching == 2
+    )
     critic.flush()
-    system = np.eye(30) - mdp.gamma * mdp.policy_transition(critic.policy)
-    np.testing.assert_allclose(critic._inverse_t.T @ system, np.eye(30), atol=1e-11)
+    system = np.eye(120) - mdp.gamma * mdp.policy_transition(critic.policy)
+    np.testing.assert_allclose(critic._inverse @ system, np.eye(120), atol=1e-11)
 
 
 @pytest.mark.parametrize("n_states", [60, 200])

@@ -34,8 +34,8 @@ from capo.tabular.solver import (
     Callback,
     ManyResult,
     Snapshot,
-    record_points,
     initial_log_policy,
+    record_points,
     value_scale,
 )
 from capo.update import floor, log_normalise
@@ -157,7 +157,9 @@ def policy_gradient(
             return np.asarray(log_normalise(now.log_policy + step * _gradient(now, weights))[0])
 
     run = _Run(mdp, "policy gradient", iterations, tol, record_every, callback, progress, settings)
-    return run.ascend(initial_log_policy(mdp, init, theta), improve)
+    result = run.ascend(initial_log_policy(mdp, init, theta), improve)
+    result.mu = weights
+    return result
 
 
 def _constant_step(mdp: MDP, eta: float | None) -> tuple[float, str]:

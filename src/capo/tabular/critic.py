@@ -26,7 +26,8 @@ from capo.update import StepSize
 Ints = npt.NDArray[np.int64]
 
 DIRECT_BELOW = 128  # up to this S the inverse is changed at once: the matrix fits the cache
-DEPTH = 96  # pending rank-1 changes above it
+DEPTH = 48  # pending rank-1 changes above it
+FEW_SUCCESSORS = 1 / 8  # share of entries below which passing over zeros beats a matrix product
 DENSE_BYTES_LIMIT = 4 * 2**30  # what a dense inverse and its work space may take
 GMRES_DEPTH = 16  # steps between restarts
 STALLED_AFTER = 30  # restarts without progress
@@ -145,8 +146,8 @@ class DenseCritic:
         transition = self.mdp.policy_transition(self.policy)
         system = np.eye(n) - self.mdp.gamma * (transition.toarray() if sp.issparse(transition) else transition)
         with single_threaded_blas():
-            self._inverse_t = np.ascontiguousarray(np.linalg.inv(system).T)
-            self.values: Floats = (self.policy * self.mdp.reward).sum(axis=1) @ self._inverse_t
+            self._inverse = np.ascontiguousarray(np.linalg.inv(system))
+            self.values: Floats = self._inverse @ (self.policy * self.mdp.reward).sum(axis=1)
         self._pending = 0
         self.refactorisations += 1
         q = self.mdp.q_values(self.values)
@@ -160,9 +161,14 @@ class DenseCritic:
         u, w = self._u[:k], self._w[:k]
         with single_threaded_blas():
             # The product of the factors is I + U T W with T = (I - L)^-1, L the strict lower part of W U.
-            mixed = solve_triangular(-(w @ u.T), w @ self._inverse_t.T, lower=True, unit_diagonal=True)
-            # M += U^T mixed in place: the transposed views are in the order BLAS wants.
-            dgemm(1.0, u.T, mixed, 1.0, self._inverse_t.T, overwrite_c=True)
+            left = np.empty_like(w)
+            if np.count_nonzero(w) < FEW_SUCCESSORS * w.size:
+                kernels.left_product(w, self._inverse, left)
+            else:
+                np.matmul(w, self._inverse, out=left)
+            mixed = solve_triangular(-(w @ u.T), left, lower=True, unit_diagonal=True)
+            # M += U^T mixed in place: the transposed view of M is in the order BLAS wants.
+            dgemm(1.0, mixed.T, u.T, 1.0, self._inverse.T, trans_b=True, overwrite_c=True)
         self._pending = 0
 
     def residual(self, q: Floats) -> float:
@@ -196,7 +202,7 @@ class DenseCritic:
                 self._csr, self.mdp.reward, self.mdp.gamma, self.mdp.start, self.sign_tol,
                 *encode(stepsize, self.mdp.n_actions),
                 self.log_policy, self.policy, self.values, self.counts,
-                self._inverse_t, self._u, self._w, self._pending, self._depth,
+                self._inverse, self._u, self._w, self._pending, self._depth,
                 coordinates.pairs, coordinates.walked, walk.behaviour, walk.mix, self.mdp.terminal,
                 walk.restart, walk.horizon, walk.position, coordinates.uniforms,
                 steps.state, steps.action, steps.sign, steps.alpha, steps.value, steps.row, traced,
@@ -227,7 +233,7 @@ class DenseCritic:
         while done < len(states):
             done, self._pending = kernels.commit_rows(
                 self._csr, self.mdp.reward, self.mdp.gamma, self.log_policy, self.policy, self.values,
-                self._inverse_t, self._u, self._w, self._pending, self._depth, states, rows, done,
+                self._inverse, self._u, self._w, self._pending, self._depth, states, rows, done,
             )  # fmt: skip
             if self._depth and self._pending >= self._depth:
                 self.flush()

@@ -7,10 +7,9 @@ by d gives, with x = M[:, s], g = gamma P[s] x (A,) and the advantages adv (A,) 
     M' = (I + u w^T) M,    u = x / (1 - d . g),    w = gamma d^T P[s].
 
 So once x, Q(s, .) and g are known, every further update of the same state costs O(A): consecutive updates of a
-state are merged into one rank-1 change, committed when the walk leaves the state. M is stored transposed, so
-that a column of it is contiguous. Changes are applied to M at once when S is small (``depth`` 0), and otherwise
-kept as up to ``depth`` pending pairs (u, w) until :func:`capo.tabular.critic.DenseCritic.flush` multiplies them
-in with two matrix products.
+state are merged into one rank-1 change, committed when the walk leaves the state. Changes are applied to M at once
+when S is small (``depth`` 0), and otherwise kept as up to ``depth`` pending pairs (u, w) until
+:func:`capo.tabular.critic.DenseCritic.flush` multiplies them in.
 """
 
 from __future__ import annotations
@@ -79,6 +78,22 @@ def _add_multiple(x, u, factor):  # type: ignore[no-untyped-def]
         x[i] += u[i] * factor
 
 
+@nb.njit(**_JIT)
+def add_rows(weights, matrix, out):  # type: ignore[no-untyped-def]
+    """out += weights^T matrix, passing over the weights that are 0: few successors make few rows."""
+    for t in range(weights.shape[0]):
+        if weights[t] != 0.0:
+            _add_multiple(out, matrix[t], weights[t])
+
+
+@nb.njit(**_JIT)
+def left_product(w, matrix, out):  # type: ignore[no-untyped-def]
+    """out (K, S) = W M for rows w[k] with few entries."""
+    out[:] = 0.0
+    for k in range(w.shape[0]):
+        add_rows(w[k], matrix, out[k])
+
+
 @nb.njit(**_FAST)
 def sparse_dot(indptr, indices, data, row, x):  # type: ignore[no-untyped-def]
     total = 0.0
@@ -88,15 +103,16 @@ def sparse_dot(indptr, indices, data, row, x):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(**_JIT)
-def column(inverse_t, u, w, pending, s, x):  # type: ignore[no-untyped-def]
+def column(inverse, u, w, pending, s, x):  # type: ignore[no-untyped-def]
     """x = M[:, s] with the pending changes applied, in the order they came."""
-    x[:] = inverse_t[s]
+    for i in range(x.shape[0]):
+        x[i] = inverse[i, s]
     for k in range(pending):
         _add_multiple(x, u[k], dot(w[k], x))
 
 
 @nb.njit(**_JIT)
-def commit(csr, gamma, n_actions, inverse_t, u, w, pending, depth, s, change, x, scale):  # type: ignore[no-untyped-def]
+def commit(csr, gamma, n_actions, inverse, u, w, pending, depth, s, change, x, scale):  # type: ignore[no-untyped-def]
     """Enter the policy change (A,) at state s into M; returns the number of pending changes."""
     indptr, indices, data = csr
     slot = pending if depth > 0 else 0
@@ -111,10 +127,10 @@ def commit(csr, gamma, n_actions, inverse_t, u, w, pending, depth, s, change, x,
         u[slot, i] = x[i] * scale
     if depth > 0:
         return pending + 1
+    left = np.zeros(x.shape[0])
+    add_rows(row, inverse, left)
     for i in range(x.shape[0]):
-        left = dot(inverse_t[i], row)
-        if left != 0.0:
-            _add_multiple(inverse_t[i], u[0], left)
+        _add_multiple(inverse[i], left, u[0, i])
     return 0
 
 
@@ -177,7 +193,7 @@ def advance(csr, n_actions, terminal, restart, horizon, walker, action, uniforms
 def run(  # type: ignore[no-untyped-def]
     csr, reward, gamma, rho, sign_tol,  # the MDP
     kind, first, second,  # the step size
-    log_policy, policy, values, counts, inverse_t, u, w, pending, depth,  # the engine's state, changed in place
+    log_policy, policy, values, counts, inverse, u, w, pending, depth,  # the engine's state, changed in place
     pairs, walked, behaviour, mix, terminal, restart, horizon, walker, uniforms,  # where coordinates come from
     out_state, out_action, out_sign, out_alpha, out_value, out_row, traced,  # what happened
     begin,
@@ -196,7 +212,7 @@ def run(  # type: ignore[no-untyped-def]
     i = begin
     while i < n and (depth == 0 or pending < depth):
         s = walker[0] if walked else pairs[i, 0]
-        column(inverse_t, u, w, pending, s, x)
+        column(inverse, u, w, pending, s, x)
         for a in range(n_actions):
             pair = s * n_actions + a
             base_q[a] = reward[s, a] + gamma * sparse_dot(indptr, indices, data, pair, values)
@@ -239,13 +255,13 @@ def run(  # type: ignore[no-untyped-def]
             _add_multiple(values, x, c)
             for b in range(n_actions):
                 policy[s, b] = math.exp(row[b])
-            pending = commit(csr, gamma, n_actions, inverse_t, u, w, pending, depth, s, change, x, scale)
+            pending = commit(csr, gamma, n_actions, inverse, u, w, pending, depth, s, change, x, scale)
     return i, pending
 
 
 @nb.njit(**_JIT)
 def commit_rows(  # type: ignore[no-untyped-def]
-    csr, reward, gamma, log_policy, policy, values, inverse_t, u, w, pending, depth, states, rows, begin,
+    csr, reward, gamma, log_policy, policy, values, inverse, u, w, pending, depth, states, rows, begin,
 ):  # fmt: skip
     """Replace the policy at ``states[begin:]`` by ``rows`` (log-probabilities), one rank-1 change each.
 
@@ -258,7 +274,7 @@ def commit_rows(  # type: ignore[no-untyped-def]
     i = begin
     while i < states.shape[0] and (depth == 0 or pending < depth):
         s = states[i]
-        column(inverse_t, u, w, pending, s, x)
+        column(inverse, u, w, pending, s, x)
         along = 0.0
         against = 0.0
         for a in range(n_actions):
@@ -272,7 +288,7 @@ def commit_rows(  # type: ignore[no-untyped-def]
             log_policy[s, a] = rows[i, a]
         scale = 1.0 / (1.0 - against)
         _add_multiple(values, x, along * scale)
-        pending = commit(csr, gamma, n_actions, inverse_t, u, w, pending, depth, s, change, x, scale)
+        pending = commit(csr, gamma, n_actions, inverse, u, w, pending, depth, s, change, x, scale)
         i += 1
     return i, pending
 

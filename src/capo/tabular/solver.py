@@ -275,6 +275,7 @@ def _prepare(
         )
     settings = {"rule": rule.name, "step size": _describe(step)}
     settings |= {"order": rule.order} if isinstance(rule, Cyclic) and isinstance(rule.order, str) else {}
+    settings |= {"critic": critic} if is_batch else {}
     settings |= {"tol": f"{asked:g}"} if asked is not None else {}
     return _Problem(
         mdp,
