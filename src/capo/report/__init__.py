@@ -1,0 +1,1 @@
+"""Figures, pictures and pages made from what runs and experiments wrote."""
