@@ -44,7 +44,8 @@ def make_state(seed: int = 0) -> State:
 
 def bits(tree: Any) -> list[bytes]:
     leaves = [
-        jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x for x in jax.tree.leaves(tree)
+        jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+        for x in jax.tree.leaves(tree)
     ]
     return [np.asarray(leaf).tobytes() for leaf in leaves]
 
@@ -162,7 +163,10 @@ def test_the_store_keeps_the_last_and_asks_before_it_steps_back(tmp_path: Path) 
     assert store.load() is None
     for frames in (100, 200, 1000):
         store.save(frames, make_state(frames), {"frames": frames})
-    assert [p.name for p in store.paths()] == ["checkpoint-000000000200.safetensors", "checkpoint-000000001000.safetensors"]
+    assert [p.name for p in store.paths()] == [
+        "checkpoint-000000000200.safetensors",
+        "checkpoint-000000001000.safetensors",
+    ]
     newest = store.load()
     assert newest is not None
     assert newest.content["frames"] == 1000

@@ -79,7 +79,9 @@ class Checkpoint:
                 f"{'missing' if odd[0] in wanted else 'left over'} ({len(odd)} such arrays); "
                 "it was written with other settings or by another version of capo"
             )
-        return jax.tree_util.tree_unflatten(structure, [self._leaf(name, leaf) for name, leaf in wanted.items()])
+        return jax.tree_util.tree_unflatten(
+            structure, [self._leaf(name, leaf) for name, leaf in wanted.items()]
+        )
 
     def _leaf(self, name: str, like: Any) -> jax.Array:
         array = self.arrays[name]
@@ -271,7 +273,9 @@ def atomic_file(path: Path) -> Iterator[_Writer]:
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0), 0o644)
+        descriptor = os.open(
+            temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0), 0o644
+        )
         try:
             try:
                 yield _Writer(descriptor)
@@ -339,7 +343,9 @@ class CheckpointStore:
                     )
                     raise CapoError(f"{error}{hint}") from None
         if paths:
-            raise CapoError(f"{self.folder}: none of its {len(paths)} checkpoints is readable: start the run again")
+            raise CapoError(
+                f"{self.folder}: none of its {len(paths)} checkpoints is readable: start the run again"
+            )
         return None
 
     def drop_after(self, path: Path) -> None:

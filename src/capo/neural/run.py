@@ -23,14 +23,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from capo.errors import CapoError, CapoWarning
+from capo.errors import CapoError
 from capo.neural import tensorboard
 from capo.neural.checkpoint import CheckpointStore, atomic_file, disk_errors
 
@@ -100,7 +99,9 @@ class Interrupts:
                 self._old[signum] = signal.signal(signum, self._handle)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
         for signum, handler in self._old.items():
             signal.signal(signum, handler)
         self._old = {}
@@ -124,7 +125,9 @@ def check_new(path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise CapoError(f"{path}: is a file; give a folder for the run")
     if any((path / name).exists() for name in (CONFIG, METRICS, CHECKPOINTS)):
-        raise CapoError(f"{path}: already holds a run; go on with `capo resume {path}`, or give another --out")
+        raise CapoError(
+            f"{path}: already holds a run; go on with `capo resume {path}`, or give another --out"
+        )
     existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     if not existing.is_dir():
         raise CapoError(f"{path}: {existing} is a file, so no folder can be made in it")
@@ -280,7 +283,9 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
     """The rows of a run's metrics.csv as numbers; empty where there are none yet."""
     try:
         with open(path / METRICS, newline="") as file:
-            return [{key: float(value or "nan") for key, value in row.items()} for row in csv.DictReader(file)]
+            return [
+                {key: float(value or "nan") for key, value in row.items()} for row in csv.DictReader(file)
+            ]
     except FileNotFoundError:
         return []
     except (ValueError, TypeError, AttributeError) as error:
@@ -312,5 +317,7 @@ def _lock(path: Path) -> int | None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(descriptor)
-        raise CapoError(f"{path}: another process is training in this folder; wait for it or stop it") from None
+        raise CapoError(
+            f"{path}: another process is training in this folder; wait for it or stop it"
+        ) from None
     return descriptor

@@ -74,9 +74,12 @@ def file_start(wall_time: float) -> bytes:
 def scalars(wall_time: float, step: int, values: Mapping[str, float]) -> bytes:
     """One record with the ``values`` of a step."""
     summary = b"".join(
-        _field(1, _field(1, tag.encode()) + struct.pack("<Bf", 2 << 3 | 5, value)) for tag, value in values.items()
+        _field(1, _field(1, tag.encode()) + struct.pack("<Bf", 2 << 3 | 5, value))
+        for tag, value in values.items()
     )
-    return _record(struct.pack("<Bd", 1 << 3 | 1, wall_time) + bytes([2 << 3]) + _varint(step) + _field(5, summary))
+    return _record(
+        struct.pack("<Bd", 1 << 3 | 1, wall_time) + bytes([2 << 3]) + _varint(step) + _field(5, summary)
+    )
 
 
 def decode(data: bytes) -> Iterator[tuple[int, dict[str, float]]]:

@@ -45,7 +45,9 @@ def _smooth(curve: Any, window: int) -> Any:
     end = np.arange(len(curve)) + 1
     with np.errstate(invalid="ignore"):
         return np.where(
-            counts[end] > counts[start], (totals[end] - totals[start]) / np.maximum(counts[end] - counts[start], 1), np.nan
+            counts[end] > counts[start],
+            (totals[end] - totals[start]) / np.maximum(counts[end] - counts[start], 1),
+            np.nan,
         )
 
 
@@ -65,7 +67,14 @@ def draw_curve(rows: Sequence[dict[str, float]], path: Path, title: str) -> Path
     several = len(curves) > 1
     for seed, curve in curves.items():
         label = f"seed {seed}" if not several else None
-        axes.plot(frames, curve, color="tab:blue", lw=0.8 if several else 1.6, alpha=0.4 if several else 1, label=label)
+        axes.plot(
+            frames,
+            curve,
+            color="tab:blue",
+            lw=0.8 if several else 1.6,
+            alpha=0.4 if several else 1,
+            label=label,
+        )
     if several:
         stacked = np.stack(list(curves.values()))
         known = ~np.isnan(stacked)

@@ -38,7 +38,10 @@ def check_target(path: Path) -> None:
 
 def palette(channels: int) -> Picture:
     """A colour for each channel, (channels, 3): evenly spread hues, alternately lighter and darker."""
-    colours = [colorsys.hsv_to_rgb((0.08 + i * 0.618) % 1.0, 0.65, 0.95 if i % 2 == 0 else 0.75) for i in range(channels)]
+    colours = [
+        colorsys.hsv_to_rgb((0.08 + i * 0.618) % 1.0, 0.65, 0.95 if i % 2 == 0 else 0.75)
+        for i in range(channels)
+    ]
     return (np.array(colours).reshape(channels, 3) * 255).astype(np.uint8)
 
 
