@@ -41,7 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.run_folder, use_previous=arguments.use_previous
     )
     total = agent.frames + agent.frames_left
-    print(f"capo: going on at frame {agent.frames:,} of {total:,}", file=sys.stderr, flush=True)
+    where = f"going on at frame {agent.frames:,} of {total:,}" if agent.frames_left else "the run is complete"
+    print(f"capo: {where}", file=sys.stderr, flush=True)
     for note in agent.resume_notes(config):
         print(f"capo: note: {note}", file=sys.stderr, flush=True)
     return finish(agent, agent.frames_left)

@@ -9,12 +9,10 @@ so that a run that was stopped and resumed goes through the same chunks as one t
 from __future__ import annotations
 
 import dataclasses
-import shutil
-import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -26,10 +24,12 @@ from capo.errors import CapoError, CapoWarning, unknown_name
 from capo.neural import checkpoint, loop
 from capo.neural import config as ncapo_config
 from capo.neural.checkpoint import Checkpoint, CheckpointStore
+from capo.neural.evaluation import Evaluation
 from capo.neural.progress import Reporter, reporter
 from capo.neural.provenance import provenance, versions
-from capo.neural.run import CHECKPOINTS, Interrupted, Interrupts, Interval, RunFolder, check_new, read_config
-from capo.neural.training import Diverged, Rows, Training
+from capo.neural.run import CHECKPOINTS, Interval, RunFolder, check_new, read_config
+from capo.neural.session import Session
+from capo.neural.training import Rows, Training
 
 LOG_EVERY = 10_000  # frames of a seed between two log points, if the run is long enough
 LOG_EVERY_HOST = 2_000  # the same where the host steps the environment
@@ -37,60 +37,6 @@ LOG_POINTS = 20  # at least, in a short run
 PREDICT_STREAM, EVALUATE_STREAM = 101, 102  # folded into keys, so that no stream is the training's
 
 Callback = Callable[["Agent", Rows], bool | None]
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """What :meth:`Agent.evaluate` found.
-
-    Attributes:
-        returns: (seeds, episodes) undiscounted return of every episode.
-        seeds: the seeds whose policies played, in that order.
-        deterministic: whether the likeliest action was taken rather than a sampled one.
-        frames: of training behind the policies.
-    """
-
-    returns: np.ndarray[Any, Any]
-    seeds: tuple[int, ...]
-    deterministic: bool
-    frames: int
-
-    @property
-    def mean(self) -> float:
-        """Mean return over all seeds and episodes."""
-        return float(self.returns.mean())
-
-    @property
-    def standard_error(self) -> float:
-        """Of :attr:`mean`: over the episodes of one seed; over the seeds' means if there are several.
-
-        Episodes of one policy say nothing about another training run, so with several seeds they don't count
-        as independent.
-        """
-        sample = self.returns[0] if len(self.seeds) == 1 else self.returns.mean(axis=1)
-        if len(sample) < 2:
-            return float("nan")
-        return float(sample.std(ddof=1) / np.sqrt(len(sample)))
-
-    def to_dict(self) -> dict[str, Any]:
-        """As it stands in evaluation.json."""
-        return {
-            "mean": self.mean,
-            "standard_error": None if np.isnan(self.standard_error) else self.standard_error,
-            "standard_error_over": "episodes" if len(self.seeds) == 1 else "seeds",
-            "episodes_per_seed": int(self.returns.shape[1]),
-            "deterministic": self.deterministic,
-            "frames": self.frames,
-            "seeds": list(self.seeds),
-            "mean_by_seed": [float(mean) for mean in self.returns.mean(axis=1)],
-            "returns": [[float(value) for value in row] for row in self.returns],
-        }
-
-    def __str__(self) -> str:
-        error = "" if np.isnan(self.standard_error) else f" ± {self.standard_error:.2g}"
-        many = f" x {len(self.seeds)} seeds" if len(self.seeds) > 1 else ""
-        how = "likeliest actions" if self.deterministic else "sampled actions"
-        return f"return {self.mean:.4g}{error} ({self.returns.shape[1]} episodes{many}, {how})"
 
 
 class Agent:
@@ -215,6 +161,7 @@ class Agent:
         training = self._ready()
         per_iteration = int(training.learner.frames_per_iteration)
         iterations = -(-int(frames) // per_iteration)
+        before = (training.target, self.config)
         self._set_horizon(training, iterations * per_iteration, horizon)
         if training.iteration == 0 and not training.parts[0].iteration:
             training.log_every = self._log_every_iterations(iterations, per_iteration)
@@ -223,11 +170,12 @@ class Agent:
             run = self._open_run(training)
             if run is not None:
                 stack.callback(run.close)
-            shown = reporter(training.target * per_iteration, progress_bar)
+            shown = reporter(training.target * per_iteration * len(training.parts), progress_bar)
             stack.callback(shown.close)
             self._introduce(shown, training, int(frames), progress_bar)
-            interrupts = stack.enter_context(Interrupts())
-            self._train(training, run, shown, callback, interrupts)
+            session = Session(training, run, shown, self.checkpoint_every, self._content)
+            session.start(new_plan=before != (training.target, self.config))
+            session.train(None if callback is None else partial(callback, self))
         return self
 
     def _ready(self) -> Training:
@@ -268,55 +216,6 @@ class Agent:
             if not visible:
                 warnings.warn(text, CapoWarning, stacklevel=3)
 
-    def _train(
-        self,
-        training: Training,
-        run: RunFolder | None,
-        shown: Reporter,
-        callback: Callback | None,
-        interrupts: Interrupts,
-    ) -> None:
-        """The loop over chunks: advance, log, show, checkpoint, stop if asked."""
-        training.start()
-        last = self._first_checkpoint(training, run)
-        if training.learner.compile_seconds is None:
-            shown.message("compiling the training program (once a process) ...")
-            shown.message(f"compiled in {training.learner.compile():.1f} s")
-        saved_at, saved_frames = time.monotonic(), training.total_frames
-        for part in training.parts:
-            while part.iteration < training.target:
-                try:
-                    rows = training.advance(part)
-                except Diverged as error:
-                    raise Diverged(f"training diverged at {error}; {_last_good(self.out, last)}") from None
-                if run is not None:
-                    run.log(rows)
-                self._show(shown, training, rows)
-                stop = callback is not None and callback(self, rows) is False
-                if run is not None and (
-                    stop
-                    or interrupts.signum is not None
-                    or part.iteration >= training.target
-                    or self._due(saved_at, training.total_frames - saved_frames)
-                ):
-                    last = self._checkpoint(training, run)
-                    saved_at, saved_frames = time.monotonic(), training.total_frames
-                if interrupts.signum is not None:
-                    raise Interrupted(
-                        interrupts.signum, part.iteration * int(training.learner.frames_per_iteration), last
-                    )
-                if stop:
-                    return
-
-    def _show(self, shown: Reporter, training: Training, rows: Rows) -> None:
-        known = [row["episode_return"] for row in rows if not np.isnan(row["episode_return"])]
-        per_iteration = int(training.learner.frames_per_iteration)
-        left = sum(training.target - part.iteration for part in training.parts) * per_iteration * len(rows)
-        speed = rows[0]["frames_per_second"]
-        shown.update(
-            int(rows[0]["frames"]), speed, float(np.mean(known)) if known else float("nan"), left / speed
-        )
-
     # Files ------------------------------------------------------------------------------------------------
 
     def _open_run(self, training: Training) -> RunFolder | None:
@@ -329,7 +228,7 @@ class Agent:
             "env": self._given_env,
             "environment": self._environment(),
             "preset": self.preset,
-            "overrides": {key: value for key, value in self.overrides.items()},
+            "overrides": self.overrides,
             "config": self.config.to_dict(),
             "seeds": list(self.seeds),
             "frames": training.target * per_iteration,
@@ -348,31 +247,6 @@ class Agent:
             run.write_config({**run.config, **config})
         return run
 
-    def _first_checkpoint(self, training: Training, run: RunFolder | None) -> Path | None:
-        """A run has a checkpoint from its first moment on, so that there is always one to go back to."""
-        if run is None:
-            return None
-        needed = checkpoint.size(training.tree()) * (self.keep + 1)
-        free = shutil.disk_usage(run.path).free
-        if needed > free:
-            raise CapoError(
-                f"{run.path}: {self.keep} checkpoints and one being written need {needed / 1e6:,.0f} MB, the disk "
-                f"has {free / 1e6:,.0f} MB left; free some space, keep fewer, or make the replay smaller"
-            )
-        paths = run.store.paths()
-        return paths[-1] if paths else self._checkpoint(training, run)
-
-    def _checkpoint(self, training: Training, run: RunFolder) -> Path:
-        return run.store.save(
-            training.total_frames, training.tree(), self._content({"logs": run.log_lengths()})
-        )
-
-    def _due(self, saved_at: float, frames: int) -> bool:
-        every = self.checkpoint_every
-        if every.seconds is not None:
-            return time.monotonic() - saved_at >= every.seconds
-        return every.frames is not None and frames >= every.frames
-
     def _environment(self) -> dict[str, Any]:
         """What has to be the same when a run goes on."""
         return {
@@ -384,6 +258,7 @@ class Agent:
         }
 
     def _content(self, more: Mapping[str, Any]) -> dict[str, Any]:
+        """What a checkpoint holds besides arrays."""
         training = self._ready()
         return {
             "algorithm": self.algorithm,
@@ -413,7 +288,7 @@ class Agent:
         return path
 
     @classmethod
-    def load(cls, path: str | Path, env: Any = None) -> Self:
+    def load(cls, path: str | Path, env: Any = None, out: str | Path | None = None) -> Self:
         """An agent from :meth:`save`, or from the newest checkpoint of a run's folder.
 
         It goes on as if it had never stopped: ``load(path).learn(n)`` ends where the saved agent would have,
@@ -422,8 +297,13 @@ class Agent:
         Args:
             path: what was given to :meth:`save`, a checkpoint, or a run's folder.
             env: the environment, needed only if the agent was not made from an environment's name.
+            out: a new folder for the files of what is learned from now on.
         """
-        return cls._from_checkpoint(_newest(Path(path)), env)
+        agent = cls._from_checkpoint(_newest(Path(path)), env)
+        if out is not None:
+            agent.out = Path(out)
+            check_new(agent.out)
+        return agent
 
     @classmethod
     def resume(cls, path: str | Path, env: Any = None, use_previous: bool = False) -> Self:
@@ -445,14 +325,13 @@ class Agent:
                 agent = cls._from_config(config, env)
             else:
                 agent = cls._from_checkpoint(saved, env)
-                if config["config"] != saved.content["config"]:
-                    raise _changed_settings(path, config["config"], saved.content["config"])
+                _check_same_settings(path, config["config"], saved.content["config"])
                 run.store.drop_after(saved.path)
             short = run.cut_logs({} if saved is None else saved.content["logs"])
         finally:
             run.close()
         if short:
-            text = f"{path}: {', '.join(sorted(short))} is shorter than when the checkpoint was written; rows are missing"
+            text = f"{path}: rows are missing from {', '.join(sorted(short))}: it was changed"
             warnings.warn(text, CapoWarning, stacklevel=2)
         agent.out, agent._run_exists = path, True
         agent.checkpoint_every, agent.keep = Interval.parse(config["checkpoint_every"]), int(config["keep"])
@@ -464,8 +343,8 @@ class Agent:
         notes = []
         if not self._jitted:
             notes.append(
-                f"{self.env.name} is stepped by Gymnasium, which can't save it: the episodes and rollouts that were "
-                "under way are lost and new episodes start; everything else is restored exactly"
+                f"{self.env.name} is stepped by Gymnasium, which can't save it: the episodes and rollouts "
+                "that were under way are lost and new episodes start; everything else is restored exactly"
             )
         now = provenance()
         for package in ("jax", "jaxlib", "pgx", "gymnasium"):
@@ -507,8 +386,8 @@ class Agent:
             env = content["env"]
         if env is None:
             raise CapoError(
-                f"the agent was trained on an object ({content['environment']['name']!r}), which a file can't hold: "
-                "give it again as env="
+                f"the agent was trained on an object ({content['environment']['name']!r}), which a file "
+                "can't hold: give it again as env="
             )
         agent = cls(env, content["preset"], seeds=content["seeds"], **content["overrides"])
         agent.config = agent._config_from(content["config"])
@@ -516,8 +395,8 @@ class Agent:
         for key, value in stored.items():
             if found.get(key) != value:
                 raise CapoError(
-                    f"the environment changed: {key} was {value!r} when the run was saved and is {found.get(key)!r} "
-                    "now; the same environment is needed to go on"
+                    f"the environment changed: {key} was {value!r} when the run was saved and is "
+                    f"{found.get(key)!r} now; the same environment is needed to go on"
                 )
         return agent
 
@@ -570,8 +449,8 @@ class Agent:
         single = array.shape == shape
         if (not single and array.shape[1:] != shape) or array.dtype == object:
             raise CapoError(
-                f"predict: an observation of shape {array.shape} was given; {self.env.name} has shape {shape}, "
-                f"a batch of them {('n', *shape)}"
+                f"predict: an observation of shape {array.shape} was given; {self.env.name} has shape "
+                f"{shape}, a batch of them {('n', *shape)}"
             )
         batch = array[None] if single else array
         mask = None if action_mask is None else self._mask(action_mask, len(batch))
@@ -617,13 +496,13 @@ class Agent:
 class NCAPO(Agent):
     """Neural CAPO: off-policy coordinate ascent with Retrace and a replay of rollouts.
 
-    >>> import capo
-    >>> agent = capo.NCAPO("probe-action", n_envs=4, rollout_length=4, width=8)
-    >>> agent.learn(64).frames
-    64
-    >>> action, _ = agent.predict([1.0], deterministic=True)
-    >>> action.shape
-    ()
+    >>> agent = NCAPO("minatar-breakout", preset="cpu", seeds=4, out="runs/breakout")  # doctest: +SKIP
+    >>> agent.learn(1_000_000, progress_bar=True)  # doctest: +SKIP
+
+    >>> agent = NCAPO("probe-action", width=16)
+    >>> actions, _ = agent.predict([[1.0], [-1.0]], action_mask=[False, True])
+    >>> actions.tolist()
+    [1, 1]
     """
 
     algorithm = "ncapo"
@@ -688,17 +567,11 @@ def _file(path: Path) -> Path:
     return path if path.suffix else path.with_name(path.name + checkpoint.SUFFIX)
 
 
-def _last_good(out: Path | None, last: Path | None) -> str:
-    if last is None:
-        return (
-            "no checkpoint was kept (give out= to keep them); a lower learning_rate or max_grad_norm may help"
+def _check_same_settings(path: Path, now: Mapping[str, Any], then: Mapping[str, Any]) -> None:
+    # A new horizon is written to config.json a moment before it is in a checkpoint; the checkpoint counts.
+    keys = sorted(key for key in {*now, *then} if now.get(key) != then.get(key) and key != "horizon")
+    if keys:
+        raise CapoError(
+            f"{path}: config.json was changed since the checkpoint was written ({', '.join(keys)}): to go on "
+            "with the same run, put it back; for other settings start a new one"
         )
-    return f"the last good checkpoint is {last}; a lower learning_rate or max_grad_norm in a new run may help"
-
-
-def _changed_settings(path: Path, now: Mapping[str, Any], then: Mapping[str, Any]) -> CapoError:
-    keys = sorted(key for key in {*now, *then} if now.get(key) != then.get(key))
-    return CapoError(
-        f"{path}: config.json was changed since the checkpoint was written ({', '.join(keys)}): to go on with the "
-        "same run, put it back; for other settings start a new one"
-    )

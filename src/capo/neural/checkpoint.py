@@ -1,8 +1,9 @@
 """The whole state of a run to disk and back, bit for bit.
 
 A checkpoint is one file in the `safetensors` format: every array of the state's PyTree under its path, and
-a JSON manifest (in the format's own metadata field) with the settings, the counters, every array's shape, dtype
-and SHA-256, and a SHA-256 of itself. Nothing is pickled, so a file from a stranger can be refused but can't run code.
+a JSON manifest (in the format's own metadata field) with the settings, the counters, every array's shape,
+dtype and SHA-256, and a SHA-256 of itself. Nothing is pickled, so a file from a stranger can be refused but
+can't run code.
 
 A write goes to a temporary file in the same folder, is flushed to the disk, and is then renamed: at any
 moment a reader (or a process that comes after a ``kill -9``) sees the old file or the new one, never a part.
@@ -51,6 +52,10 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+
+class DiskError(CapoError):
+    """The disk refused to be written; what was there before still is."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +123,7 @@ def _host_leaves(tree: PyTree) -> tuple[dict[str, np.ndarray[Any, Any]], dict[st
 
 
 def _bytes(array: np.ndarray[Any, Any]) -> memoryview:
-    return memoryview(array.reshape(-1).view(np.uint8))
+    return memoryview(array.reshape(-1).view(np.uint8).data)
 
 
 def _digest(data: bytes | memoryview) -> str:
@@ -249,10 +254,10 @@ def disk_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise CapoError(f"{path}: the disk is full; free some space and go on from there") from error
+            raise DiskError(f"{path}: the disk is full; free some space") from error
         if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-            raise CapoError(f"{path}: cannot be written ({error.strerror}); choose another folder") from error
-        raise CapoError(f"{path}: writing failed ({error.strerror or error})") from error
+            raise DiskError(f"{path}: cannot be written ({error.strerror}); choose another folder") from error
+        raise DiskError(f"{path}: writing failed ({error.strerror or error})") from error
 
 
 class _Writer:

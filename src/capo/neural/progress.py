@@ -23,7 +23,7 @@ class Reporter:
         """Where the run stands.
 
         Args:
-            frames: done so far, of one seed.
+            frames: done so far, of one seed (summed over seeds that run one after another).
             speed: frames a second, of all seeds together.
             episode_return: mean return of the latest episodes, nan if none ended.
             left: seconds to the end at this speed, nan if unknown.

@@ -177,11 +177,12 @@ class RunFolder:
     def log(self, rows: Sequence[Mapping[str, float]]) -> None:
         """Append one log point: a row per seed, each with ``seed`` and ``frames`` in it."""
         text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
         file = self._append(METRICS)
+        columns = list(rows[0]) if file.tell() == 0 else _columns(self.path / METRICS)
+        writer = csv.writer(text, lineterminator="\n")
         if file.tell() == 0:
-            writer.writerow(rows[0])
-        writer.writerows([_cell(value) for value in row.values()] for row in rows)
+            writer.writerow(columns)
+        writer.writerows([_cell(row.get(column, math.nan)) for column in columns] for row in rows)
         with disk_errors(self.path / METRICS):
             file.write(text.getvalue().encode())
             file.flush()
@@ -296,6 +297,12 @@ def write_json(path: Path, value: Any) -> None:
     """Write a small JSON file for people and programs, in one step."""
     with atomic_file(path) as file:
         file.write((json.dumps(value, indent=2) + "\n").encode())
+
+
+def _columns(path: Path) -> list[str]:
+    """The header of a CSV file: rows are written to it, whatever version of capo made it."""
+    with open(path, newline="") as file:
+        return next(csv.reader(file))
 
 
 def _cell(value: float) -> str:

@@ -1,4 +1,4 @@
-"""The mutable middle of a run: the states of its seeds, advanced chunk by chunk, and what is logged of them."""
+"""The mutable middle of a run: the states of its seeds, advanced chunk by chunk, and what is logged."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Training:
         if part.state is None:
             if part.iteration:
                 raise CapoError(
-                    "the training state was lost when the last learn() was stopped half-way: load a checkpoint"
+                    "the training state was lost when learn() was stopped half-way: load a checkpoint"
                 )
             part.state = self.learner.init(part.seeds)
         iterations = self.chunk(part)
@@ -105,7 +105,8 @@ class Training:
                 "frames": part.iteration * frames,
                 "episodes": int(count.sum()),
             }
-            for name, values in columns.items():
+            for name in sorted(columns, key=_order):
+                values = columns[name]
                 if name.startswith("episode_"):
                     total = np.where(count > 0, values[:, index], 0.0) @ count
                     row[name] = float(total / count.sum()) if count.any() else math.nan
@@ -125,20 +126,21 @@ class Training:
         if not bad.any():
             return
         at, index = (int(i) for i in np.argwhere(bad)[0])
-        values = ", ".join(f"{name} {value[at, index]:g}" for name, value in watched.items())
+        shown = ", ".join(f"{name} {value[at, index]:g}" for name, value in watched.items())
         broken = self._broken_parameters(part, index)
         raise Diverged(
-            f"iteration {first + at}, seed {part.seeds[index]}: {values}"
+            f"iteration {first + at}, seed {part.seeds[index]}: {shown}"
             + (f"; not finite by iteration {part.iteration}: {broken}" if broken else "")
         )
 
     def _broken_parameters(self, part: Part, index: int) -> str:
         params = self.learner.policy_params(part.state, index)
-        broken = [
-            f"{jax.tree_util.keystr(path, simple=True, separator='/')} ({int((~jnp.isfinite(leaf)).sum())} of {leaf.size})"
-            for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]
-            if not bool(jnp.isfinite(leaf).all())
-        ]
+        broken = []
+        for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
+            wrong = int((~jnp.isfinite(leaf)).sum())
+            if wrong:
+                name = jax.tree_util.keystr(path, simple=True, separator="/")
+                broken.append(f"{name} ({wrong} of {leaf.size})")
         return ", ".join(broken[:3]) + (f" and {len(broken) - 3} more" if len(broken) > 3 else "")
 
     # To disk and back -------------------------------------------------------------------------------------
@@ -173,3 +175,9 @@ class Training:
     def _shapes(self, part: Part) -> PyTree:
         """The structure of a state, which the learner alone knows, without making one."""
         return jax.eval_shape(lambda: self.learner.init(part.seeds))
+
+
+def _order(column: str) -> tuple[int, str]:
+    """Where a column stands in metrics.csv: what people look at first comes first."""
+    first = ("episode_return", "episode_length", "actor_loss", "critic_loss", "entropy", "grad_norm")
+    return (first.index(column) if column in first else len(first), column)

@@ -59,7 +59,7 @@ def draw_grid(observation: Any) -> Picture:
     cells[:] = BACKGROUND
     for channel, colour in enumerate(palette(grid.shape[2])):
         cells[grid[..., channel]] = colour
-    picture = np.kron(cells, np.ones((CELL, CELL, 1), np.uint8))
+    picture = cells.repeat(CELL, axis=0).repeat(CELL, axis=1)
     picture[::CELL] = picture[:, ::CELL] = BACKGROUND  # thin lines between the cells
     return picture
 
