@@ -8,6 +8,7 @@ resets and its transition means nothing).
 from __future__ import annotations
 
 import copy
+import importlib
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -69,8 +70,8 @@ class GymEnv:
             probe.close()
         if not isinstance(action_space, gymnasium.spaces.Discrete):
             raise CapoError(
-                f"{self.name!r} has the action space {action_space}, but CAPO needs a finite number of actions "
-                "(Discrete): wrap the environment so that it offers a list of actions to choose from"
+                f"{self.name!r} has the action space {action_space}, but CAPO needs a finite number of "
+                "actions (Discrete): wrap the environment so that it offers a list of actions to choose from"
             )
         self.n_actions = int(action_space.n)
         self._first_action = int(action_space.start)
@@ -160,9 +161,7 @@ def gymnasium_ids() -> list[str]:
 
 def _register_minatar() -> None:
     try:
-        from minatar.gym import register_envs
-
-        register_envs()
+        importlib.import_module("minatar.gym").register_envs()
     except ImportError as error:
         raise CapoError("MinAtar/ ids need the package 'minatar': pip install minatar") from error
 

@@ -72,9 +72,11 @@ def check_jitted(env: Any) -> None:
     for label, scalar in (("reward", reward), ("terminated", terminated), ("truncated", truncated)):
         if scalar.shape != ():
             raise CapoError(f"environment {name!r}: {label} has shape {scalar.shape}, it must be a scalar")
-    before = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(state)]
-    after = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(next_state)]
-    if before != after or jax.tree.structure(state) != jax.tree.structure(next_state):
+    before, after = (
+        [(jax.tree_util.keystr(path), leaf.shape, str(leaf.dtype)) for path, leaf in leaves]
+        for leaves in map(jax.tree_util.tree_leaves_with_path, (state, next_state))
+    )
+    if before != after:
         raise CapoError(
             f"environment {name!r}: step changes the type of env_state from {before} to {after}; "
             "cast its leaves to the dtypes that reset gives them"

@@ -86,7 +86,7 @@ class NCAPOConfig:
     kl: KL = "policy-to-target"
     """Direction of the actor's loss: KL(pi || pi~) (the paper's) or KL(pi~ || pi)."""
     target_from: TargetFrom = "current"
-    """The pi that the actor's target and Retrace start from: current at every gradient step, or target-network."""
+    """The pi of the actor's target and of Retrace: current (at every gradient step) or target-network."""
     target_critic: TargetCritic = "full"
     """Whether the whole critic has a slow copy, or its head only (on the current trunk)."""
     updates: Updates = "joint"
@@ -211,7 +211,7 @@ def preset(name: str, env_name: str = "") -> NCAPOConfig:
     """
     if name not in PRESETS:
         raise unknown_name("preset", name, PRESETS)
-    grid = env_name.startswith("minatar-") or env_name.startswith("MinAtar/")
+    grid = env_name.startswith(("minatar-", "MinAtar/"))
     if name == "paper":
         config = _PAPER
     elif name == "official":
@@ -322,4 +322,5 @@ _VECTOR = dataclasses.replace(
     width=64,
     layer_norm=False,
     shared_trunk=False,
+    advantage_weight="none",  # |A| grows with the scale of the rewards; the sign does not
 )

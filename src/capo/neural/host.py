@@ -34,16 +34,9 @@ class Collector:
 
     def __init__(self, envs: HostEnvs, spec: replay.ReplaySpec, seed: int) -> None:
         self._envs, self._spec = envs, spec
-        n, length = envs.n, spec.length
+        n = envs.n
         self._obs = envs.reset(seed)
-        self._rows = Rollout(
-            obs=np.zeros((n, 2 * length, *spec.observation_shape), spec.observation_dtype),
-            action=np.zeros((n, length), np.int32),
-            reward=np.zeros((n, length), np.float32),
-            terminated=np.zeros((n, length), np.bool_),
-            truncated=np.zeros((n, length), np.bool_),
-            log_mu=np.zeros((n, length), np.float32),
-        )
+        self._rows = _blank(spec, n, np)
         self._filled = np.zeros(n, np.int64)
         self._complete: list[Rollout] = []
         self._return, self._length = np.zeros(n), np.zeros(n, np.int64)
@@ -94,6 +87,19 @@ class Collector:
             self._return[i], self._length[i] = 0.0, 0
 
 
+def _blank(spec: replay.ReplaySpec, n: int, xp: Any) -> Rollout:
+    """``n`` rollouts before packing, all zero, as numpy or jax arrays."""
+    steps = (n, spec.length)
+    return Rollout(
+        obs=xp.zeros((n, spec.length + spec.successors, *spec.observation_shape), spec.observation_dtype),
+        action=xp.zeros(steps, np.int32),
+        reward=xp.zeros(steps, np.float32),
+        terminated=xp.zeros(steps, np.bool_),
+        truncated=xp.zeros(steps, np.bool_),
+        log_mu=xp.zeros(steps, np.float32),
+    )
+
+
 class HostLearner(_Learner):
     """The learner's interface on a Gymnasium environment.
 
@@ -111,26 +117,20 @@ class HostLearner(_Learner):
         self._collector: Collector | None = None
         self._expected: tuple[int, int] | None = None  # key and iteration that the collector stands at
         self._behave = jax.jit(self._behave_jitted)
-        self._step = jax.jit(self._learn_iteration, donate_argnums=0)
+        self._step: Any = None
 
     def init(self, seeds: Sequence[int]) -> TrainState:
         """The state before the first iteration (K = 1)."""
-        state: TrainState = jax.jit(jax.vmap(self._init_seed))(seed_keys(seeds, 1))
+        keys = seed_keys(seeds, 1)
+        state: TrainState = jax.jit(jax.vmap(self._init_seed))(self._init_params(seeds), keys)
         return state
 
     def compile(self) -> float:
         """Compile the learning step (once) and return the seconds it took."""
         if self.compile_seconds is None:
             begin = time.perf_counter()
-            shapes = jax.eval_shape(lambda: self.init([0]))
-            spec = self.replay
-            unpacked = jax.eval_shape(lambda: replay.empty(spec))
-            rollouts = jax.tree.map(
-                lambda leaf: jax.ShapeDtypeStruct((spec.n_envs, *leaf.shape[1:]), leaf.dtype), unpacked
-            )
-            rows = (spec.n_envs, 2 * spec.length, *spec.observation_shape)
-            rollouts = rollouts._replace(obs=jax.ShapeDtypeStruct(rows, spec.observation_dtype))
-            self._step = jax.jit(self._learn_iteration, donate_argnums=0).lower(shapes, rollouts).compile()
+            shapes = jax.eval_shape(lambda: (self.init([0]), _blank(self.replay, self.replay.n_envs, jnp)))
+            self._step = jax.jit(self._learn_iteration, donate_argnums=0).lower(*shapes).compile()
             self.compile_seconds = time.perf_counter() - begin
         return self.compile_seconds
 

@@ -95,8 +95,9 @@ class _Learner:
     @property
     def n_parameters(self) -> int:
         """Numbers in the networks of one seed, target networks aside."""
-        shapes = jax.eval_shape(lambda: networks.init(self.network, jax.random.PRNGKey(0)))
-        return sum(leaf.size for leaf in jax.tree.leaves(shapes))
+        return sum(
+            leaf.size for leaf in jax.tree.leaves(networks.init(self.network, np.random.default_rng(0)))
+        )
 
     def policy_params(self, state: TrainState, seed_index: int) -> PyTree:
         """The networks of one seed, for :meth:`act` and :meth:`evaluate`."""
@@ -132,8 +133,12 @@ class _Learner:
             key = jax.random.PRNGKey(0)
         return np.asarray(self._act(params, obs, key, mask, deterministic=deterministic))
 
-    def _init_seed(self, key: Array) -> TrainState:
-        params = networks.init(self.network, jax.random.fold_in(key, 0))
+    def _init_params(self, seeds: Sequence[int]) -> PyTree:
+        """Parameters of all seeds, with the leading axis K."""
+        each = [networks.init(self.network, np.random.default_rng(seed)) for seed in seeds]
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
+
+    def _init_seed(self, params: PyTree, key: Array) -> TrainState:
         config = self.config
         return TrainState(
             params=params,
@@ -145,7 +150,7 @@ class _Learner:
             episode_return=jnp.zeros(config.n_envs),
             episode_length=jnp.zeros(config.n_envs, jnp.int32),
             iteration=jnp.int32(0),
-            key=jax.random.fold_in(key, 1),
+            key=key,
         )
 
     def _learn(self, state: TrainState, iteration: Array, key: Array) -> tuple[TrainState, Metrics]:
@@ -157,14 +162,15 @@ class _Learner:
         def steps(
             train: str, key: Array, carry: tuple[PyTree, PyTree]
         ) -> tuple[tuple[PyTree, PyTree], Metrics]:
-            def step(carry: tuple[PyTree, PyTree], key: Array) -> tuple[tuple[PyTree, PyTree], Metrics]:
-                batch = replay.sample(self.replay, state.replay, key, iteration, config.batch_size)
+            def step(carry: tuple[PyTree, PyTree], index: Array) -> tuple[tuple[PyTree, PyTree], Metrics]:
+                batch = replay.take(self.replay, state.replay, index)
                 params, opt_state, metrics = ncapo.gradient_step(
                     config, self.network, carry[0], state.target, carry[1], batch, learning_rate, train
                 )
                 return (params, opt_state), metrics
 
-            return jax.lax.scan(step, carry, jax.random.split(key, config.gradient_steps))
+            shape = (config.gradient_steps, config.batch_size)
+            return jax.lax.scan(step, carry, replay.draw(self.replay, key, iteration, shape))
 
         carry = (state.params, state.optimiser)
         if config.updates == "joint":
@@ -210,15 +216,14 @@ class JittedLearner(_Learner):
 
     def init(self, seeds: Sequence[int]) -> TrainState:
         """The state before the first iteration, one row a seed."""
+
+        def one(params: PyTree, key: Array) -> TrainState:
+            state_key, reset_key = jax.random.split(key)
+            env_state, obs = jax.vmap(self.env.reset)(jax.random.split(reset_key, self.config.n_envs))
+            return replace(self._init_seed(params, state_key), env_state=env_state, observation=obs)
+
         keys = seed_keys(seeds, self.n_seeds)
-
-        def one(key: Array) -> TrainState:
-            state = self._init_seed(key)
-            reset_keys = jax.random.split(jax.random.fold_in(key, 2), self.config.n_envs)
-            env_state, obs = jax.vmap(self.env.reset)(reset_keys)
-            return replace(state, env_state=env_state, observation=obs)
-
-        state: TrainState = jax.jit(jax.vmap(one))(keys)
+        state: TrainState = jax.jit(jax.vmap(one))(self._init_params(seeds), keys)
         return state
 
     def compile(self) -> float:
@@ -227,7 +232,7 @@ class JittedLearner(_Learner):
             begin = time.perf_counter()
             shapes = jax.eval_shape(lambda: self.init(range(self.n_seeds)))
             run = jax.jit(self._run, donate_argnums=0)
-            self._compiled = run.lower(shapes, jax.ShapeDtypeStruct((), jnp.int32)).compile()
+            self._compiled = run.lower(shapes, jnp.int32(0)).compile()
             self.compile_seconds = time.perf_counter() - begin
         return self.compile_seconds
 
@@ -277,12 +282,12 @@ class JittedLearner(_Learner):
         """One rollout of every environment, as the replay stores it, and what became of the episodes."""
         actor = networks.part(state.params, "actor")
 
-        def step(carry: Any, key: Array) -> tuple[Any, Any]:
+        def step(carry: Any, random: tuple[Array, Array]) -> tuple[Any, Any]:
             env_state, obs, returns, lengths = carry
-            action_key, env_key, reset_key = jax.random.split(key, 3)
+            gumbel, env_keys = random
             log_mu = ncapo.behaviour(networks.outputs(self.network, actor, obs), epsilon)
-            action = jax.random.categorical(action_key, log_mu).astype(jnp.int32)
-            moved = _step_and_reset(self.env, env_key, reset_key, env_state, action)
+            action = (log_mu + gumbel).argmax(-1).astype(jnp.int32)  # a sample of mu
+            moved = _step_and_reset(self.env, env_keys, env_state, action)
             returns, lengths = returns + moved.reward, lengths + 1
             done = moved.terminated | moved.truncated
             taken = jnp.take_along_axis(log_mu, action[:, None], axis=-1)[:, 0]
@@ -293,8 +298,7 @@ class JittedLearner(_Learner):
             return carry, (row, successor, ended)
 
         carry = (state.env_state, state.observation, state.episode_return, state.episode_length)
-        keys = jax.random.split(key, self.config.rollout_length)
-        carry, (rows, successors, ended) = jax.lax.scan(step, carry, keys)
+        carry, (rows, successors, ended) = jax.lax.scan(step, carry, self._randomness(key))
         env_state, obs, returns, lengths = carry
         if self.replay.successors == 1:
             successors = obs[None]
@@ -308,6 +312,17 @@ class JittedLearner(_Learner):
         mean = {"episode_return": total / episodes, "episode_length": steps / episodes}  # nan without any
         return state, rollouts, {"episodes": episodes} | mean
 
+    def _randomness(self, key: Array) -> tuple[Array, Array]:
+        """Gumbel noise (T, n_envs, A) and keys (T, n_envs, 2, 2) of a rollout.
+
+        Drawn at once: every call of the generator adds about as much to the compile time as a layer does.
+        """
+        steps = (self.config.rollout_length, self.config.n_envs)
+        gumbel_key, env_key = jax.random.split(key)
+        return jax.random.gumbel(gumbel_key, (*steps, self.env.n_actions)), jax.random.split(
+            env_key, (*steps, 2)
+        )
+
     def evaluate(
         self, params: PyTree, key: Array, episodes: int, deterministic: bool = False
     ) -> np.ndarray[Any, Any]:
@@ -317,9 +332,8 @@ class JittedLearner(_Learner):
         one episode, short episodes count no more than long ones.
         """
         params = jax.tree.map(lambda leaf: leaf[None], params)
-        return np.asarray(self._evaluate(params, key[None], episodes=episodes, deterministic=deterministic))[
-            0
-        ]
+        returns = self._evaluate(params, key[None], episodes=episodes, deterministic=deterministic)
+        return np.asarray(returns)[0, :]
 
     def evaluate_all(
         self, state: TrainState, key: Array, episodes: int, deterministic: bool = False
@@ -368,13 +382,11 @@ class _Moved:
     truncated: Array
 
 
-def _step_and_reset(env: Any, step_key: Array, reset_key: Array, env_state: PyTree, action: Array) -> _Moved:
-    """Step n environments and start a new episode in those whose episode ended."""
+def _step_and_reset(env: Any, keys: Array, env_state: PyTree, action: Array) -> _Moved:
+    """Step n environments, with two keys each (n, 2, 2), and start a new episode where one ended."""
     n = action.shape[0]
-    env_state, successor, reward, terminated, truncated = jax.vmap(env.step)(
-        jax.random.split(step_key, n), env_state, action
-    )
-    fresh_state, fresh_obs = jax.vmap(env.reset)(jax.random.split(reset_key, n))
+    env_state, successor, reward, terminated, truncated = jax.vmap(env.step)(keys[:, 0], env_state, action)
+    fresh_state, fresh_obs = jax.vmap(env.reset)(keys[:, 1])
     terminated = jnp.asarray(terminated, jnp.bool_)
     truncated = jnp.asarray(truncated, jnp.bool_) & ~terminated
     done = terminated | truncated
@@ -413,7 +425,8 @@ def seed_keys(seeds: Sequence[int], n_seeds: int) -> Array:
 
 def to_device(state: TrainState) -> TrainState:
     """The state with numpy leaves (as a checkpoint has them) copied to the device."""
-    return jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jnp.array(x), state)
+    moved: TrainState = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jnp.array(x), state)
+    return moved
 
 
 def available_memory() -> int | None:

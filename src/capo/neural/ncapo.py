@@ -22,9 +22,10 @@ from capo.neural.config import KL, NCAPOConfig
 from capo.neural.networks import NetworkSpec, Params
 from capo.neural.replay import Rollout
 from capo.neural.retrace import retrace
-from capo.update import StepSize, target_log_policy
+from capo.update import StepSize, coordinate_update
 
 Array = Any
+PyTree = Any
 Metrics = dict[str, Array]
 
 
@@ -36,24 +37,22 @@ class Evaluation(NamedTuple):
     advantage: Array  # (B, T) returns - V(s)
 
 
-def actor_target(log_pi: Array, action: Array, advantage: Array, config: NCAPOConfig) -> Array:
-    """The coordinate-ascent target distribution of the taken actions.
+def actor_target(log_pi: Array, advantage: Array, config: NCAPOConfig) -> Array:
+    """The coordinate-ascent target distribution pi~.
 
     Args:
         log_pi: (..., A) log-probabilities of pi_m.
-        action: (...,) integer, the action taken.
-        advantage: (...,) its advantage.
+        advantage: (..., A) advantages of the pairs in the batch, 0 for those that are not in it.
         config: clip, alpha_bonus and advantage_weight.
 
     Returns:
         (..., A) log-probabilities of pi~.
     """
     sign = jnp.sign(advantage)
-    taken = jnp.take_along_axis(log_pi, action[..., None], axis=-1)[..., 0]
-    alpha = StepSize("clipped", clip=config.clip).alpha(taken, sign) + config.alpha_bonus
+    alpha = StepSize("clipped", clip=config.clip).alpha(log_pi, sign) + config.alpha_bonus
     if config.advantage_weight == "absolute":
         alpha = alpha * jnp.abs(advantage)
-    return target_log_policy(log_pi, action, sign, alpha)
+    return coordinate_update(log_pi, sign, alpha)
 
 
 def actor_loss(log_pi: Array, target: Array, kl: KL) -> Array:
@@ -116,7 +115,9 @@ def losses(
     )
 
     critic = jnp.mean(jnp.square(taken(q) - evaluation.returns))
-    pi_tilde = actor_target(evaluation.log_pi, batch.action, evaluation.advantage, config)
+    in_batch = jnp.arange(spec.n_actions) == batch.action[..., None]
+    advantage = jnp.where(in_batch, evaluation.advantage[..., None], 0.0)
+    pi_tilde = actor_target(evaluation.log_pi, advantage, config)
     actor = jnp.mean(actor_loss(log_pi, pi_tilde, config.kl))
     entropy = -jnp.mean(jnp.sum(jnp.exp(log_pi) * log_pi, axis=-1))
     loss = jnp.zeros(())
@@ -208,10 +209,23 @@ def gradient_step(
 ) -> tuple[Params, Any, Metrics]:
     """One step on one batch; see :func:`losses` for the arguments."""
     grads, metrics = jax.grad(lambda p: losses(config, spec, p, target, batch, train), has_aux=True)(params)
-    metrics["grad_norm"] = optax.global_norm(grads)
-    updates, opt_state = optimiser(config).update(grads, opt_state)
-    params = jax.tree.map(lambda p, u: p - learning_rate * u, params, updates)
-    return params, opt_state, metrics
+    metrics["grad_norm"] = jnp.sqrt(sum(jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(grads)))
+    updates, new_opt_state = optimiser(config).update(grads, opt_state)
+    new_params = jax.tree.map(lambda p, u: p - learning_rate * u, params, updates)
+    if train != "both":
+        resting = "actor" if train == "critic" else "critic"
+        new_params = _rest(resting, params, new_params)
+        new_opt_state = _rest(resting, opt_state, new_opt_state)
+    return new_params, new_opt_state, metrics
+
+
+def _rest(name: str, old: PyTree, new: PyTree) -> PyTree:
+    """``new``, but ``old`` in the part called ``name``: its momentum must not move it while it rests."""
+
+    def choose(path: tuple[Any, ...], before: Array, after: Array) -> Array:
+        return before if any(getattr(key, "key", None) == name for key in path) else after
+
+    return jax.tree_util.tree_map_with_path(choose, old, new)
 
 
 def epsilon_at(config: NCAPOConfig, frames: Array) -> Array:

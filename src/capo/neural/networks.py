@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from capo.errors import CapoError
 from capo.neural.config import NCAPOConfig
@@ -64,16 +65,18 @@ def spec_for(config: NCAPOConfig, observation_shape: tuple[int, ...], n_actions:
     )
 
 
-def init(spec: NetworkSpec, key: Array) -> Params:
-    """Orthogonal parameters; the policy head is scaled by 0.01, so that the first policy is uniform."""
-    actor_body, critic_body, actor_head, critic_head = jax.random.split(key, 4)
-    actor = {"head": _dense(actor_head, spec.width, spec.n_actions, scale=0.01)}
-    critic = {"head": _dense(critic_head, spec.width, spec.n_actions, scale=1.0)}
+def init(spec: NetworkSpec, rng: np.random.Generator) -> Params:
+    """Orthogonal parameters; the policy head is scaled by 0.01, so that the first policy is uniform.
+
+    Made by numpy on the host: compiling a QR factorisation takes seconds, doing it does not.
+    """
+    actor = {"head": _dense(rng, spec.width, spec.n_actions, scale=0.01)}
+    critic = {"head": _dense(rng, spec.width, spec.n_actions, scale=1.0)}
     if spec.shared_trunk:
-        return {"body": _init_body(spec, actor_body), "actor": actor, "critic": critic}
+        return {"body": _init_body(spec, rng), "actor": actor, "critic": critic}
     return {
-        "actor": {"body": _init_body(spec, actor_body), **actor},
-        "critic": {"body": _init_body(spec, critic_body), **critic},
+        "actor": {"body": _init_body(spec, rng), **actor},
+        "critic": {"body": _init_body(spec, rng), **critic},
     }
 
 
@@ -147,27 +150,29 @@ def _apply_dense(spec: NetworkSpec, layer: Params, x: Array) -> Array:
     return product + layer["bias"]
 
 
-def _init_body(spec: NetworkSpec, key: Array) -> Params:
-    first, second = jax.random.split(key)
+def _init_body(spec: NetworkSpec, rng: np.random.Generator) -> Params:
     shape = spec.observation_shape
     if spec.kind == "conv":
         patch = KERNEL * KERNEL * shape[2]
         flat = (shape[0] - KERNEL + 1) * (shape[1] - KERNEL + 1) * spec.conv_features
         return {
-            "conv": _hidden(spec, first, patch, spec.conv_features),
-            "dense": [_hidden(spec, second, flat, spec.width)],
+            "conv": _hidden(spec, rng, patch, spec.conv_features),
+            "dense": [_hidden(spec, rng, flat, spec.width)],
         }
     flat = math.prod(shape)
-    return {"dense": [_hidden(spec, first, flat, spec.width), _hidden(spec, second, spec.width, spec.width)]}
+    return {"dense": [_hidden(spec, rng, flat, spec.width), _hidden(spec, rng, spec.width, spec.width)]}
 
 
-def _hidden(spec: NetworkSpec, key: Array, n_in: int, n_out: int) -> Params:
-    layer = _dense(key, n_in, n_out, scale=math.sqrt(2))  # the gain of relu
+def _hidden(spec: NetworkSpec, rng: np.random.Generator, n_in: int, n_out: int) -> Params:
+    layer = _dense(rng, n_in, n_out, scale=math.sqrt(2))  # the gain of relu
     if spec.layer_norm:
-        layer |= {"scale": jnp.ones(n_out), "shift": jnp.zeros(n_out)}
+        layer |= {"scale": np.ones(n_out, np.float32), "shift": np.zeros(n_out, np.float32)}
     return layer
 
 
-def _dense(key: Array, n_in: int, n_out: int, scale: float) -> dict[str, Array]:
-    kernel = jax.nn.initializers.orthogonal(scale)(key, (n_in, n_out), jnp.float32)
-    return {"kernel": kernel, "bias": jnp.zeros(n_out)}
+def _dense(rng: np.random.Generator, n_in: int, n_out: int, scale: float) -> dict[str, Array]:
+    """A kernel with orthonormal columns (or rows, if those are fewer) times ``scale``, and a bias of 0."""
+    q, r = np.linalg.qr(rng.standard_normal((max(n_in, n_out), min(n_in, n_out))))
+    q *= np.sign(np.diag(r))  # makes it uniform over the orthogonal matrices
+    kernel = scale * (q if n_in >= n_out else q.T)
+    return {"kernel": kernel.astype(np.float32), "bias": np.zeros(n_out, np.float32)}

@@ -115,18 +115,22 @@ def unpack(spec: ReplaySpec, stored: Array) -> Array:
 def add(spec: ReplaySpec, replay: Rollout, rollouts: Rollout, iteration: Array) -> Rollout:
     """Store one iteration's rollouts (n_envs, packed), over the oldest ones once the ring is full."""
     start = _since_clear(spec, iteration) % spec.chunks * spec.n_envs
-    return jax.tree.map(
-        lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new, start, 0), replay, rollouts
-    )
+    pairs = zip(replay, rollouts, strict=True)
+    return Rollout(*(jax.lax.dynamic_update_slice_in_dim(old, new, start, 0) for old, new in pairs))
 
 
-def sample(spec: ReplaySpec, replay: Rollout, key: Array, iteration: Array, batch_size: int) -> Rollout:
-    """A batch of stored rollouts, uniform with replacement, observations unpacked.
+def draw(spec: ReplaySpec, key: Array, iteration: Array, shape: tuple[int, ...]) -> Array:
+    """Indices of stored rollouts, uniform with replacement, int32 of the shape given.
 
     ``iteration`` is the current one, whose rollouts are stored already.
     """
     count = jnp.minimum(_since_clear(spec, iteration) + 1, spec.chunks) * spec.n_envs
-    index = jax.random.randint(key, (batch_size,), 0, count)
+    # The product can round up to count itself.
+    return jnp.minimum((jax.random.uniform(key, shape) * count).astype(jnp.int32), count - 1)
+
+
+def take(spec: ReplaySpec, replay: Rollout, index: Array) -> Rollout:
+    """The rollouts at ``index`` (B,), observations unpacked."""
     batch = Rollout(*(leaf[index] for leaf in replay))
     return batch._replace(obs=unpack(spec, batch.obs))
 
