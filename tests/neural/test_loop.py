@@ -178,6 +178,8 @@ def test_act_masks_and_modes(breakout):
     assert set(sampled.tolist()) == {0, 2}
     with pytest.raises(CapoError, match="forbids every action"):
         breakout.act(params, obs, deterministic=True, action_mask=[False] * 3)
+    with pytest.raises(CapoError, match="observations of shape"):
+        breakout.act(params, obs[0], deterministic=True)
     with pytest.raises(CapoError, match="key"):
         breakout.act(params, obs)
 
@@ -252,6 +254,9 @@ def test_an_environment_that_cannot_be_copied_is_evaluated_itself():
         def reset(self, *, seed=None, options=None):
             super().reset(seed=seed, options=options)
             return np.ones(1, np.float32), {}
+
+        def close(self):
+            raise AssertionError("the user's environment is not ours to close")
 
         def step(self, action):
             del action

@@ -123,7 +123,7 @@ class GymEnv:
             return _GivenVector(self._source, self.encode, self._first_action)
         if isinstance(self._source, str):
             return _Copies([self._make_one() for _ in range(n)], self.encode, self._first_action)
-        return _Copies([self._source], self.encode, self._first_action)
+        return _Copies([self._source], self.encode, self._first_action, ours=False)
 
     def open_for_evaluation(self, n: int) -> HostEnvs | None:
         """``n`` separate copies to evaluate on, or None if none can be made of what was given."""
@@ -196,8 +196,10 @@ def _encoding(name: str, space: Any) -> _Encoding:
 class _Copies:
     """Single environments stepped one after another; a finished episode is reset at once."""
 
-    def __init__(self, envs: list[Any], encode: Callable[[NDArray], NDArray], first_action: int) -> None:
-        self._envs, self._encode, self._first_action = envs, encode, first_action
+    def __init__(
+        self, envs: list[Any], encode: Callable[[NDArray], NDArray], first_action: int, ours: bool = True
+    ) -> None:
+        self._envs, self._encode, self._first_action, self._ours = envs, encode, first_action, ours
         self.n = len(envs)
 
     def reset(self, seed: int) -> NDArray:
@@ -221,7 +223,8 @@ class _Copies:
         )
 
     def close(self) -> None:
-        for env in self._envs:
+        """Close what was made here; an environment that the user made is the user's to close."""
+        for env in self._envs if self._ours else []:
             env.close()
 
 

@@ -41,6 +41,10 @@ class Collector:
         self._complete: list[Rollout] = []
         self._return, self._length = np.zeros(n), np.zeros(n, np.int64)
 
+    def close(self) -> None:
+        """Close the environments."""
+        self._envs.close()
+
     def collect(self, behave: Behave, n_rollouts: int) -> tuple[Rollout, dict[str, float]]:
         """``n_rollouts`` rollouts of ``behave(obs, step) -> (actions, log_mu)``, and the episodes' ends."""
         returns: list[float] = []
@@ -225,6 +229,8 @@ class HostLearner(_Learner):
         """The collector that goes on where ``state`` stands, or a new one with new episodes."""
         position = _position(state)
         if self._collector is None or self._expected != position:
+            if self._collector is not None:
+                self._collector.close()
             # A seed that depends on where the run stands: a resumed run must not replay its first episodes.
             seed = int(np.random.SeedSequence(position).generate_state(1)[0]) % 2**30
             self._collector = Collector(self.env.open(self.config.n_envs), self.replay, seed)

@@ -120,8 +120,13 @@ class _Learner:
             deterministic: the likeliest action instead of a sample.
             action_mask: (N, A) or (A,), true where the action is allowed.
         """
-        encode = getattr(self.env, "encode", None)
-        obs = jnp.asarray(observations if encode is None else encode(np.asarray(observations)))
+        encode = getattr(self.env, "encode", lambda raw: raw.astype(self.env.observation_dtype))
+        obs = encode(np.asarray(observations))
+        if obs.shape[1:] != tuple(self.env.observation_shape):
+            raise CapoError(
+                f"observations of shape {obs.shape} given to {self.env.name!r}, whose observations have shape "
+                f"{tuple(self.env.observation_shape)}: the first axis counts them"
+            )
         mask = np.ones((obs.shape[0], self.env.n_actions), np.bool_)
         if action_mask is not None:
             mask &= np.asarray(action_mask, np.bool_)
