@@ -9,8 +9,8 @@
 Every measurement is a process of its own, so that memory and compile time are its own. What is written:
 frames/s and updates/s (all seeds together, compiling left out), compile seconds, the arithmetic an update
 needs, how long it would take at the speed of a large matrix product measured in the same run (the floor),
-the memory announced and the peak of the process. Peers are Stable-Baselines3's A2C and DQN: with its defaults, and
-DQN at the network, transitions an update and updates a step of NCAPO's default.
+the memory announced and the peak of the process. Peers are Stable-Baselines3's A2C and DQN: with its
+defaults, and DQN at the network, transitions an update and updates a step of NCAPO's default.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ class _Learner:
         obs = encode(np.asarray(observations))
         if obs.shape[1:] != tuple(self.env.observation_shape):
             raise CapoError(
-                f"observations of shape {obs.shape} given to {self.env.name!r}, whose observations have shape "
+                f"observations of shape {obs.shape} given to {self.env.name!r}, where one has the shape "
                 f"{tuple(self.env.observation_shape)}: the first axis counts them"
             )
         mask = np.ones((obs.shape[0], self.env.n_actions), np.bool_)
