@@ -1,4 +1,4 @@
-"""Most of these tests' time is compiling: machine code is not optimised, and kept in a cache that all share."""
+"""Most of these tests' time is compiling: machine code is not optimised, and kept in a shared cache."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from helpers_shell import ENV, SET, checkpoint_bits, metrics
 import capo
 from capo.cli import main
 from capo.neural import progress, tensorboard
-from capo.neural.run import read_metrics
+from capo.neural.run import is_timing, read_config, read_metrics
 from capo.report import curve, gif
 
 TRAIN = [
@@ -61,6 +61,19 @@ def test_train_says_what_it_does(
     assert np.mean(evaluation["returns"]) == pytest.approx(evaluation["mean"])
     assert evaluation["episodes_per_seed"] == 5
     assert (out / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_leaves_what_a_reader_needs(trained: Path) -> None:
+    config = read_config(trained)
+    assert config["config"]["horizon"] == 640
+    assert config["seeds"] == [0, 1]
+    assert {"jax", "numpy", "python"} <= set(config["versions"])
+    assert config["hardware"]["cores"] >= 1
+    names = {path.name for path in trained.iterdir()}
+    assert {"config.json", "metrics.csv", "tensorboard", "checkpoints", "evaluation.json"} <= names
+    header = (trained / "metrics.csv").read_text().splitlines()[0].split(",")
+    assert header[:3] == ["seed", "iteration", "frames"]
+    assert [column for column in header if is_timing(column)] == ["elapsed_seconds", "frames_per_second"]
 
 
 def test_metrics_and_tensorboard_hold_the_same(trained: Path) -> None:
