@@ -75,7 +75,7 @@ def test_too_little_space_is_known_before_work_starts(
 
 
 def test_a_folder_that_holds_a_run_is_refused(tmp_path: Path) -> None:
-    RunFolder.create(tmp_path / "run", {"algorithm": "ncapo", "keep": 3}).close()
+    RunFolder.create(tmp_path / "run", dict.fromkeys(run._NEEDED, 3)).close()
     with pytest.raises(capo.CapoError, match=r"already holds a run.*capo resume .*another --out"):
         capo.NCAPO(ENV, out=tmp_path / "run")
 
@@ -95,7 +95,7 @@ def test_a_read_only_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_two_processes_can_not_train_in_one_folder(tmp_path: Path) -> None:
-    first = RunFolder.create(tmp_path / "run", {"algorithm": "ncapo", "keep": 3})
+    first = RunFolder.create(tmp_path / "run", dict.fromkeys(run._NEEDED, 3))
     with pytest.raises(capo.CapoError, match="another process is training"):
         RunFolder.open(tmp_path / "run")
     first.close()
@@ -189,7 +189,7 @@ def test_folders_that_are_no_runs(tmp_path: Path) -> None:
     with pytest.raises(capo.CapoError, match="not the folder of a run"):
         capo.NCAPO.load(tmp_path)
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(capo.CapoError, match="not written by capo"):
+    with pytest.raises(capo.CapoError, match="not written by this version of capo \\(no algorithm"):
         capo.NCAPO.load(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(capo.CapoError, match="not readable JSON"):

@@ -11,6 +11,7 @@ from helpers_shell import ENV, SET, TINY_640, bits, checkpoint_bits, metrics, st
 
 import capo
 from capo.neural import checkpoint
+from capo.neural.run import Interrupts
 
 # A hundred log points, with a checkpoint at every fourth.
 LENGTH = ["--frames", "160000", "--log-every", "1600", "--checkpoint-every", "6400", "--eval-episodes", "4"]
@@ -77,6 +78,7 @@ def test_killed_and_stopped_at_random_moments(uninterrupted: Path, tmp_path: Pat
 KILLER = """
 import os, signal
 from capo.neural import checkpoint
+from capo.neural.run import Interrupts
 def kill_at(module, name, count, target=checkpoint):
     real, calls = getattr(module, name), []
     def wrapper(*arguments, **options):
@@ -185,3 +187,28 @@ def test_learning_more_in_the_same_folder(tmp_path: Path) -> None:
     agent.learn(160)
     assert bits(resumed) == bits(agent)
     assert [row["frames"] for row in metrics(out)] == [str(frames) for frames in range(80, 641, 80)]
+
+
+def test_signals_leave_the_agent_in_order() -> None:
+    """Also without a folder: the chunk is finished, the agent is whole, and can go on."""
+    before = signal.getsignal(signal.SIGINT)
+
+    def stop(_: object, rows: list[dict[str, float]]) -> None:
+        if rows[0]["frames"] == 240:
+            signal.raise_signal(signal.SIGINT)
+
+    agent = capo.NCAPO(ENV, log_every=80, **TINY_640)
+    with pytest.raises(KeyboardInterrupt, match="stopped by SIGINT at frame 240"):
+        agent.learn(640, callback=stop)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert (agent.frames, agent.frames_left) == (240, 400)
+    agent.learn(agent.frames_left)
+    assert bits(agent) == bits(capo.NCAPO(ENV, **TINY_640).learn(640))
+
+
+def test_a_second_interrupt_ends_at_once() -> None:
+    with Interrupts() as interrupts:
+        signal.raise_signal(signal.SIGINT)
+        assert interrupts.signum == signal.SIGINT
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)

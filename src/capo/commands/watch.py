@@ -70,6 +70,6 @@ def run(arguments: argparse.Namespace) -> int:
         if frame.last:
             scores.append(frame.score)
     gif.write_gif(arguments.out, pictures, arguments.per_second)
-    ended = ", ".join(f"{score:g}" for score in scores) or "no episode ended"
+    ended = ", ".join(f"{score:g}" for score in scores) or f"{frame.score:g} so far"
     print(f"{agent.env.name}: {len(pictures)} frames, score {ended}; written to {arguments.out}")
     return 0

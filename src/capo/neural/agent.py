@@ -207,6 +207,8 @@ class Agent:
         learner = training.learner
         frames = (training.target - training.iteration) * int(learner.frames_per_iteration)
         shown.message(str(learner.describe()))
+        if len(training.parts) > 1:
+            shown.message(f"{len(training.parts)} seeds, one after another")
         if frames != asked:
             text = (
                 f"learn({asked:,}): rounded up to {frames:,} frames, whole iterations of "

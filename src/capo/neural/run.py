@@ -25,6 +25,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -39,6 +40,13 @@ EVALUATION = "evaluation.json"
 CURVE = "curve.png"
 EVENTS = "tensorboard"
 CHECKPOINTS = "checkpoints"
+
+
+# What going on with a run takes from its config.json.
+_NEEDED = (
+    *("algorithm", "env", "environment", "preset", "overrides", "config", "seeds", "frames", "log_every"),
+    *("checkpoint_every", "keep", "extra", "versions", "hardware"),
+)
 
 
 class Interrupted(KeyboardInterrupt):
@@ -152,7 +160,7 @@ class RunFolder:
         with disk_errors(path):
             path.mkdir(parents=True, exist_ok=True)
         run = cls(path, config)
-        run.write_config(config)
+        run.write_config({**config, "started": datetime.now(UTC).isoformat(timespec="seconds")})
         return run
 
     @classmethod
@@ -268,15 +276,16 @@ def read_config(path: Path) -> dict[str, Any]:
     if not path.exists():
         raise CapoError(f"{path}: there is no such folder; `capo train ENV --out {path}` starts a run")
     try:
-        config = json.loads((path / CONFIG).read_text())
+        config: dict[str, Any] = json.loads((path / CONFIG).read_text())
     except (FileNotFoundError, NotADirectoryError):
         raise CapoError(f"{path}: is not the folder of a run (it has no {CONFIG})") from None
     except OSError as error:
         raise CapoError(f"{path / CONFIG}: cannot be read ({error.strerror})") from None
     except ValueError as error:
         raise CapoError(f"{path / CONFIG}: is not readable JSON ({error})") from None
-    if not isinstance(config, dict) or "algorithm" not in config:
-        raise CapoError(f"{path / CONFIG}: was not written by capo (it names no algorithm)")
+    missing = [key for key in _NEEDED if not isinstance(config, dict) or key not in config]
+    if missing:
+        raise CapoError(f"{path / CONFIG}: was not written by this version of capo (no {', '.join(missing)})")
     return config
 
 
