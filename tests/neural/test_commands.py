@@ -6,6 +6,7 @@ import io
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -120,6 +121,20 @@ def test_resume_of_a_finished_run_changes_nothing(trained: Path, capsys: pytest.
     assert main(["resume", str(trained)]) == 0
     assert "the run is complete" in capsys.readouterr().err
     assert (checkpoint_bits(trained), metrics(trained), (trained / "evaluation.json").read_text()) == before
+
+
+def test_a_damaged_checkpoint_is_stepped_over_only_if_asked(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(trained, out)
+    max((out / "checkpoints").iterdir()).write_bytes(b"nothing of use")
+    assert main(["resume", str(out)]) == 2
+    assert "--use-previous" in capsys.readouterr().err
+    assert main(["resume", str(out), "--use-previous"]) == 0
+    assert "going on at frame 0 of 640" in capsys.readouterr().err
+    assert checkpoint_bits(out) == checkpoint_bits(trained)
+    assert metrics(out) == metrics(trained)
 
 
 def test_evaluate(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

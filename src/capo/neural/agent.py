@@ -163,7 +163,7 @@ class Agent:
         iterations = -(-int(frames) // per_iteration)
         before = (training.target, self.config)
         self._set_horizon(training, iterations * per_iteration, horizon)
-        if training.iteration == 0 and not training.parts[0].iteration:
+        if training.target == 0:  # the first plan; a resumed run keeps its log points, also at frame 0
             training.log_every = self._log_every_iterations(iterations, per_iteration)
         training.target = training.iteration + iterations
         with ExitStack() as stack:
@@ -368,7 +368,6 @@ class Agent:
         per_iteration = int(training.learner.frames_per_iteration)
         training.log_every = int(config["log_every"]) // per_iteration
         training.target = int(config["frames"]) // per_iteration
-        agent._log_every_frames = int(config["log_every"])
         return agent
 
     @classmethod
