@@ -126,6 +126,24 @@ def test_alpha_clip_bonus_and_weight():
     assert step(clip=1.5, advantage_weight="absolute") == pytest.approx(3.0, rel=1e-5)
 
 
+def test_normalised_weights_do_not_depend_on_the_scale_of_the_rewards():
+    """With Q' = 0 the advantages are proportional to the rewards; only absolute weights see their scale."""
+
+    def actor_losses(weight):
+        config = NCAPOConfig(width=8, advantage_weight=weight)
+        spec = networks.spec_for(config, (4,), 3)
+        params = networks.init(spec, np.random.default_rng(0))
+        target = jax.tree.map(jnp.zeros_like, ncapo.init_target(config, params))
+        batch = make_batch(spec, False, np.random.default_rng(0))
+        loss = jax.jit(lambda b: ncapo.losses(config, spec, params, target, b, "both")[1]["actor_loss"])
+        return [float(loss(batch._replace(reward=scale * batch.reward))) for scale in (1.0, 100.0)]
+
+    small, large = actor_losses("normalised")
+    assert small == pytest.approx(large, rel=1e-4)
+    small, large = actor_losses("absolute")
+    assert large > 2 * small
+
+
 def make_batch(spec, truncates, rng, batch=3, length=5):
     rows = length * 2 if truncates else length + 1
     shape = (batch, length)

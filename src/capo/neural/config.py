@@ -21,7 +21,7 @@ TargetFrom = Literal["current", "target-network"]
 TargetCritic = Literal["full", "head"]
 Updates = Literal["joint", "separate"]
 Schedule = Literal["constant", "linear"]
-AdvantageWeight = Literal["none", "absolute"]
+AdvantageWeight = Literal["none", "absolute", "normalised"]
 Precision = Literal["float32", "bfloat16"]
 
 
@@ -82,7 +82,7 @@ class NCAPOConfig:
     alpha_bonus: float = 0.0
     """Added to every step size."""
     advantage_weight: AdvantageWeight = "none"
-    """none: only the sign of the advantage counts, as in the paper; absolute: alpha is multiplied by |A|."""
+    """none: only the sign counts, as in the paper; absolute: alpha times |A|; normalised: |A| / mean |A|."""
     kl: KL = "policy-to-target"
     """Direction of the actor's loss: KL(pi || pi~) (the paper's) or KL(pi~ || pi)."""
     target_from: TargetFrom = "current"

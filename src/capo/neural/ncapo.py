@@ -50,7 +50,7 @@ def actor_target(log_pi: Array, advantage: Array, config: NCAPOConfig) -> Array:
     """
     sign = jnp.sign(advantage)
     alpha = StepSize("clipped", clip=config.clip).alpha(log_pi, sign) + config.alpha_bonus
-    if config.advantage_weight == "absolute":
+    if config.advantage_weight != "none":
         alpha = alpha * jnp.abs(advantage)
     return coordinate_update(log_pi, sign, alpha)
 
@@ -117,6 +117,9 @@ def losses(
     critic = jnp.mean(jnp.square(taken(q) - evaluation.returns))
     in_batch = jnp.arange(spec.n_actions) == batch.action[..., None]
     advantage = jnp.where(in_batch, evaluation.advantage[..., None], 0.0)
+    if config.advantage_weight == "normalised":
+        # Not the sign: only how much the batch's advantages weigh against each other.
+        advantage = advantage / (jnp.mean(jnp.abs(evaluation.advantage)) + 1e-8)
     pi_tilde = actor_target(evaluation.log_pi, advantage, config)
     actor = jnp.mean(actor_loss(log_pi, pi_tilde, config.kl))
     entropy = -jnp.mean(jnp.sum(jnp.exp(log_pi) * log_pi, axis=-1))
