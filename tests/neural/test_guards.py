@@ -34,7 +34,7 @@ def test_a_run_that_diverges_stops_and_names_what_and_where(tmp_path: Path) -> N
 
 def test_diverging_without_a_folder() -> None:
     agent = capo.NCAPO(ENV, log_every=160, **TINY, learning_rate=1e25)
-    with pytest.raises(capo.CapoError, match="no checkpoint was kept"):
+    with pytest.raises(capo.CapoError, match="No checkpoint was kept"):
         agent.learn(3200)
 
 

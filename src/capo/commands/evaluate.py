@@ -22,7 +22,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "evaluate",
         help="measure a trained agent",
-        description=__doc__,
+        description="Play whole episodes with a trained agent, without exploration.",
         epilog=EXAMPLES,
         formatter_class=formatter,
     )

@@ -20,7 +20,11 @@ episodes that were under way are lost: they can't be saved, and new ones are sta
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the command."""
     parser = subparsers.add_parser(
-        "resume", help="go on with a run", description=__doc__, epilog=EXAMPLES, formatter_class=formatter
+        "resume",
+        help="go on with a run",
+        description="Go on with a run that was stopped or killed, as if it never had been.",
+        epilog=EXAMPLES,
+        formatter_class=formatter,
     )
     parser.add_argument("run_folder", metavar="DIR", type=Path, help="the folder of a run")
     parser.add_argument(

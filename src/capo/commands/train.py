@@ -26,7 +26,11 @@ Ctrl-C (or SIGTERM) stops at the next log point with a checkpoint; `capo resume 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the command."""
     parser = subparsers.add_parser(
-        "train", help="train an agent", description=__doc__, epilog=EXAMPLES, formatter_class=formatter
+        "train",
+        help="train an agent",
+        description="Train an agent in a folder of its own.",
+        epilog=EXAMPLES,
+        formatter_class=formatter,
     )
     parser.add_argument(
         "env", metavar="ENV", help="minatar-breakout, ... or a Gymnasium id with discrete actions"

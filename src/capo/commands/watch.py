@@ -22,7 +22,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "watch",
         help="see a trained agent play",
-        description=__doc__,
+        description="Make a GIF of a trained agent playing, with its score.",
         epilog=EXAMPLES,
         formatter_class=formatter,
     )

@@ -62,7 +62,7 @@ class Bar(Reporter):
     def __init__(self, total: int, console: Console) -> None:
         self._bar = Progress(
             TextColumn("{task.percentage:>3.0f}%"),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=8),  # the line has to fit 80 columns
             TextColumn("{task.description}"),
             console=console,
             transient=False,

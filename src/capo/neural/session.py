@@ -97,7 +97,7 @@ class Session:
         try:
             return self.training.advance(part)
         except Diverged as error:
-            kept = f"the last good checkpoint is {self.last}" if self.last else "no checkpoint was kept"
+            kept = f"The last good checkpoint is {self.last}" if self.last else "No checkpoint was kept"
             raise Diverged(
                 f"training diverged at {error}. {kept}; going on from it leads to the same place, so start a "
                 "new run with a lower learning_rate or max_grad_norm"
