@@ -28,7 +28,8 @@ import numpy as np
 
 import capo
 from capo import mdps
-from capo.files import prepare_folder, provenance, write_json
+from capo.files import prepare_folder, write_json
+from capo.provenance import provenance
 from capo.tabular.coordinates import Cyclic
 from capo.tabular.critic import Coordinates, DenseCritic, Walk
 from capo.update import LOG

@@ -1,5 +1,7 @@
 """Coordinate Ascent Policy Optimization: exact on tabular MDPs, neural on discrete-action environments."""
 
+from typing import TYPE_CHECKING, Any
+
 from capo.errors import CapoError, CapoWarning
 from capo.tabular import baselines, mdps, theory
 from capo.tabular.mdp import MDP
@@ -7,9 +9,13 @@ from capo.tabular.result import Result
 from capo.tabular.solver import solve, solve_many
 from capo.update import StepSize
 
+if TYPE_CHECKING:
+    from capo.neural.agent import NCAPO
+
 __version__ = "0.1.0"
 __all__ = [
     "MDP",
+    "NCAPO",
     "CapoError",
     "CapoWarning",
     "Result",
@@ -21,3 +27,12 @@ __all__ = [
     "solve_many",
     "theory",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The neural half is imported at its first use: it brings jax, which the tabular half does not need."""
+    if name == "NCAPO":
+        from capo.neural.agent import NCAPO
+
+        return NCAPO
+    raise AttributeError(f"module 'capo' has no attribute {name!r}")

@@ -7,11 +7,12 @@ import sys
 from collections.abc import Sequence
 
 from capo import __version__
-from capo.commands import bench, reproduce, solve
+from capo.commands import bench, evaluate, reproduce, resume, solve, train, watch
 from capo.errors import CapoError
 
 _EXAMPLES = """\
 examples:
+  capo train minatar-breakout --preset cpu            train an agent; Ctrl-C stops it, 'capo resume' goes on
   capo solve chain:10 --rule cyclic --certificate     an exact solution, with the paper's theorems checked on it
   capo solve FrozenLake-v1 --gamma 0.99 --rule batch
   capo reproduce bandit --quick                       a figure of the paper: data, table, picture
@@ -24,13 +25,13 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands."""
     parser = argparse.ArgumentParser(
         prog="capo",
-        description="Coordinate Ascent Policy Optimization: exact on finite MDPs.",
+        description="Coordinate Ascent Policy Optimization: train agents, solve MDPs, reproduce the paper.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"capo {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (solve, reproduce, bench):
+    for command in (train, resume, evaluate, watch, solve, reproduce, bench):
         command.add_parser(subparsers)
     return parser
 

@@ -1,20 +1,15 @@
-"""Writing files so that a crash never leaves half of one, and naming what wrote them."""
+"""Writing files so that a crash never leaves half of one."""
 
 from __future__ import annotations
 
 import json
 import os
-import platform
-import subprocess
 import tempfile
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
 
 from capo.errors import CapoError
-
-_PACKAGES = ("capo-rl", "numpy", "scipy", "numba", "jax", "optax", "gymnasium", "pgx")
 
 
 def prepare_folder(path: str | Path) -> Path:
@@ -63,41 +58,3 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
-
-
-def provenance() -> dict[str, Any]:
-    """What wrote a result: versions, commit, hardware."""
-    versions = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return {"versions": versions, "commit": _commit(), "hardware": {"cpu": _cpu(), "cores": os.cpu_count()}}
-
-
-def _commit() -> str | None:
-    """The checkout's commit, with ``+`` when tracked files differ from it; None outside a checkout."""
-    here = Path(__file__).parent
-
-    def git(*arguments: str) -> str:
-        run = subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, check=True, timeout=5)
-        return run.stdout.strip()
-
-    try:
-        if git("ls-files", "--error-unmatch", Path(__file__).name) == "":
-            return None  # installed inside somebody else's checkout
-        dirty = git("status", "--porcelain", "--untracked-files=no")
-        return git("rev-parse", "--short=12", "HEAD") + ("+" if dirty else "")
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
-def _cpu() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()

@@ -18,8 +18,9 @@ import numpy as np
 
 from capo.errors import CapoWarning
 from capo.experiments.common import groups, read_csv, read_json, text_table, write_csv
-from capo.files import provenance, write_json
+from capo.files import write_json
 from capo.progress import Ticker
+from capo.provenance import provenance
 from capo.report import figures
 from capo.tabular.baselines import stochastic_npg
 from capo.tabular.mdps import bandit

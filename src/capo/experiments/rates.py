@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from capo.experiments.common import groups, read_csv, read_json, text_table, write_csv
-from capo.files import provenance, write_json
+from capo.files import write_json
 from capo.progress import Ticker
+from capo.provenance import provenance
 from capo.report import figures
 from capo.tabular import mdps
 from capo.tabular.baselines import natural_policy_gradient, policy_gradient

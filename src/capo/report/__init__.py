@@ -1,1 +1,1 @@
-"""Figures, statistics and pages made from data files."""
+"""Figures, pictures and pages made from what runs and experiments wrote."""

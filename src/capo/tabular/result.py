@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from capo.files import prepare_folder, provenance, write_atomically, write_json
+from capo.files import prepare_folder, write_atomically, write_json
+from capo.provenance import provenance
 from capo.tabular.coordinates import Rule
 from capo.tabular.mdp import MDP, Bools, Floats
 from capo.update import StepSize

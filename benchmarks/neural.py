@@ -1,0 +1,329 @@
+"""Speed of the neural learner, beside what a user has today, in one run on one machine.
+
+    python benchmarks/neural.py             CPU: presets official, default and cpu; 1 and 4 seeds; peers
+    python benchmarks/neural.py --gpu       the same table for 1, 8 and 64 seeds, without peers
+    python benchmarks/neural.py --curves    Breakout by pgx and by the original minatar package, 300k frames
+    python benchmarks/neural.py --train minatar-breakout --preset default --seeds 8 --frames 3e6
+                                            a learning curve with evaluation
+
+Every measurement is a process of its own, so that memory and compile time are its own. What is written:
+frames/s and updates/s (all seeds together, compiling left out), compile seconds, the arithmetic an update
+needs, how long it would take at the speed of a large matrix product measured in the same run (the floor),
+the memory announced and the peak of the process. Peers are Stable-Baselines3's A2C and DQN: with its
+defaults, and DQN at the network, transitions an update and updates a step of NCAPO's default.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ENV = "minatar-breakout"
+SECONDS = 20.0  # to measure each case
+
+
+def resident_mb() -> float:
+    """Memory of this process now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 1e6
+
+
+def measure_capo(preset: str, seeds: int, settings: dict[str, str]) -> dict[str, Any]:
+    """Frames/s of one preset on MinAtar Breakout."""
+    import jax
+
+    from capo.neural.config import override
+    from capo.neural.config import preset as preset_of
+    from capo.neural.loop import make_learner
+
+    config = override(preset_of(preset, ENV), {"horizon": "1e7"} | settings)
+    learner = make_learner(ENV, config, seeds)
+    compile_seconds = learner.compile()
+    before = resident_mb()
+    state = learner.init(range(seeds))
+    state, _ = learner.run(state, 1)
+    iterations, done, spent = 1, 0, 0.0
+    while spent < SECONDS:
+        begin = time.perf_counter()
+        state, metrics = learner.run(state, iterations)
+        jax.block_until_ready(state)
+        took = time.perf_counter() - begin
+        done, spent = done + iterations, spent + took
+        # Calls of about two seconds: long enough to hide the call, short enough to stop in time.
+        iterations = max(1, min(1000, round(iterations * 2 / took)))
+    updates = done * seeds * learner.updates_per_iteration
+    flops = update_flops(learner)
+    return {
+        "case": f"NCAPO {preset}",
+        "seeds": seeds,
+        "settings": settings,
+        "frames_per_second": round(done * seeds * learner.frames_per_iteration / spent),
+        "updates_per_second": round(updates / spent, 1),
+        "transitions_per_update": config.batch_size * config.rollout_length,
+        "compile_seconds": round(compile_seconds, 1),
+        "ms_per_update": round(1000 * spent / updates, 3),
+        "gflop_per_update": round(flops / 1e9, 3),
+        "replay_announced_mb": round(learner.replay.nbytes * seeds / 1e6, 1),
+        "memory_before_mb": round(before, 1),
+        "memory_peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3, 1),
+        "last_return": round(float(metrics["episode_return"][-1].mean()), 2),
+    }
+
+
+def update_flops(learner: Any) -> float:
+    """Operations of one gradient step of one seed, counted by the compiler."""
+    import jax
+    import numpy as np
+
+    from capo.neural import ncapo, networks, replay
+
+    config, spec = learner.config, learner.network
+    params = networks.init(spec, np.random.default_rng(0))
+
+    def step(params: Any, stored: Any, index: Any) -> Any:
+        batch = replay.take(learner.replay, stored, index)
+        target, state = ncapo.init_target(config, params), ncapo.optimiser(config).init(params)
+        train = "both" if config.updates == "joint" else "critic"
+        return ncapo.gradient_step(config, spec, params, target, state, batch, 1e-3, train)
+
+    stored = jax.eval_shape(lambda: replay.empty(learner.replay))
+    index = np.zeros(config.batch_size, np.int32)
+    cost = jax.jit(step).lower(params, stored, index).compile().cost_analysis()
+    return float((cost[0] if isinstance(cost, list) else cost)["flops"])
+
+
+def measure_matmul(dtype: str) -> dict[str, Any]:
+    """GFLOP/s of a large matrix product: what the floor is computed from."""
+    import jax
+    import jax.numpy as jnp
+
+    n = 2048 if jax.default_backend() == "cpu" else 8192
+    a = jnp.ones((n, n), jnp.dtype(dtype))
+    product = jax.jit(lambda a: a @ a)
+    product(a).block_until_ready()
+    best = float("inf")
+    for _ in range(10):
+        begin = time.perf_counter()
+        product(a).block_until_ready()
+        best = min(best, time.perf_counter() - begin)
+    return {"case": f"matrix product {n}x{n} {dtype}", "gflop_per_second": round(2 * n**3 / best / 1e9)}
+
+
+def measure_sb3(which: str) -> dict[str, Any]:
+    """Stable-Baselines3 on the original MinAtar Breakout."""
+    try:
+        import minatar.gym
+        import stable_baselines3 as sb3
+    except ImportError as error:
+        return {
+            "case": f"SB3 {which}",
+            "skipped": f"{error.name} is not installed: pip install 'capo-rl[peers]'",
+        }
+    from stable_baselines3.common.env_util import make_vec_env
+
+    minatar.gym.register_envs()
+    n_envs = 40 if which == "dqn-matched" else 8
+    env = make_vec_env("MinAtar/Breakout-v1", n_envs=n_envs)
+    if which == "a2c":
+        model: Any = sb3.A2C("MlpPolicy", env, policy_kwargs={"net_arch": [128, 128]}, device="cpu")
+    elif which == "dqn":
+        kwargs = {"net_arch": [128, 128]}
+        model = sb3.DQN("MlpPolicy", env, policy_kwargs=kwargs, learning_starts=1000, device="cpu")
+    else:
+        model = matched_dqn(sb3, env)
+    model.learn(2000)
+    begin, frames = time.perf_counter(), 0
+    updates = model._n_updates
+    while time.perf_counter() - begin < SECONDS:
+        model.learn(2000, reset_num_timesteps=False)
+        frames += 2000
+    spent = time.perf_counter() - begin
+    return {
+        "case": f"SB3 {which}",
+        "seeds": 1,
+        "frames_per_second": round(frames / spent),
+        "updates_per_second": round((model._n_updates - updates) / spent, 1),
+        "transitions_per_update": getattr(model, "batch_size", None) or n_envs * model.n_steps,
+    }
+
+
+def matched_dqn(sb3: Any, env: Any) -> Any:
+    """DQN with the network, transitions an update and updates a step of NCAPO's default."""
+    import torch
+    from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+
+    from capo.neural.config import preset
+
+    config = preset("default", ENV)
+
+    class Features(BaseFeaturesExtractor):
+        def __init__(self, space: Any) -> None:
+            super().__init__(space, config.width)
+            channels = space.shape[2]
+            self.conv = torch.nn.Conv2d(channels, config.conv_features, 3)
+            self.norm = torch.nn.LayerNorm(config.conv_features)
+            self.rest = torch.nn.Sequential(
+                torch.nn.Linear(64 * config.conv_features, config.width),
+                torch.nn.LayerNorm(config.width),
+                torch.nn.ReLU(),
+            )
+
+        def forward(self, obs: Any) -> Any:
+            x = self.conv(obs.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+            return self.rest(torch.relu(self.norm(x)).flatten(1))
+
+    return sb3.DQN(
+        "MlpPolicy",
+        env,
+        policy_kwargs={"features_extractor_class": Features, "net_arch": []},
+        batch_size=config.batch_size * config.rollout_length,
+        buffer_size=config.replay_rollouts * config.rollout_length,
+        train_freq=config.rollout_length,
+        gradient_steps=config.gradient_steps,
+        learning_starts=1000,
+        device="cpu",
+    )
+
+
+def measure_curve(env: str, preset: str, frames: int, seeds: int, settings: dict[str, str]) -> dict[str, Any]:
+    """Training and evaluation returns at 30 points of a run."""
+    import jax
+    import numpy as np
+
+    from capo.neural.config import override
+    from capo.neural.config import preset as preset_of
+    from capo.neural.loop import make_learner
+
+    config = override(preset_of(preset, env), {"horizon": str(frames)} | settings)
+    jitted = env.startswith(("minatar-", "probe-"))
+    groups = [list(range(seeds))] if jitted else [[seed] for seed in range(seeds)]
+    points: list[dict[str, Any]] = []
+    begin = time.perf_counter()
+    for group in groups:
+        learner = make_learner(env, config, len(group))
+        print(learner.describe(), file=sys.stderr, flush=True)
+        state = learner.init(group)
+        total = -(-frames // learner.frames_per_iteration)
+        stops = sorted({round(total * i / 30) for i in range(1, 31)} - {0})
+        for previous, stop in zip([0, *stops], stops, strict=False):
+            state, metrics = learner.run(state, stop - previous)
+            weights = metrics["episodes"]
+            with np.errstate(invalid="ignore"):
+                train = np.nansum(metrics["episode_return"] * weights, axis=0) / weights.sum(axis=0)
+            returns = learner.evaluate_all(state, jax.random.PRNGKey(stop), 32)
+            for seed, training, evaluation in zip(group, train, returns, strict=True):
+                point = {
+                    "seed": seed,
+                    "frames": stop * learner.frames_per_iteration,
+                    "training_return": round(float(training), 3),
+                    "evaluation_return": round(float(evaluation.mean()), 3),
+                    "elapsed_seconds": round(time.perf_counter() - begin, 1),
+                }
+                points.append(point)
+                print(point, file=sys.stderr, flush=True)
+    last = [point["evaluation_return"] for point in points if point["frames"] == points[-1]["frames"]]
+    return {
+        "case": f"{env} {preset}",
+        "frames": points[-1]["frames"],
+        "final_mean": round(float(np.mean(last)), 2),
+        "final_standard_error": round(float(np.std(last, ddof=1) / len(last) ** 0.5), 2) if seeds > 1 else None,
+        "config": config.to_dict(),
+        "curve": points,
+    }
+
+
+def in_process(*arguments: str, env: dict[str, str] | None = None) -> dict[str, Any]:
+    """One measurement in a process of its own."""
+    import os
+
+    command = [sys.executable, __file__, "--one", *arguments]
+    result = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=os.environ | (env or {}))
+    if result.returncode:
+        return {"case": " ".join(arguments), "failed": result.returncode}
+    row: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    print(json.dumps({key: value for key, value in row.items() if key not in ("curve", "config")}), flush=True)
+    return row
+
+
+def one(arguments: list[str]) -> dict[str, Any]:
+    """What a process of :func:`in_process` does."""
+    kind, *rest = arguments
+    if kind == "capo":
+        return measure_capo(rest[0], int(rest[1]), _settings(rest[2:]))
+    if kind == "matmul":
+        return measure_matmul(rest[0])
+    if kind == "sb3":
+        return measure_sb3(rest[0])
+    if kind == "curve":
+        return measure_curve(rest[0], rest[1], int(float(rest[2])), int(rest[3]), _settings(rest[4:]))
+    raise SystemExit(f"unknown measurement {kind!r}")
+
+
+def _settings(pairs: list[str]) -> dict[str, str]:
+    return dict(pair.split("=", 1) for pair in pairs)
+
+
+def speed(gpu: bool) -> list[dict[str, Any]]:
+    """The speed table."""
+    peak = in_process("matmul", "float32")
+    rows = [peak]
+    if gpu:
+        rows.append(in_process("matmul", "bfloat16"))
+    cases = [(preset, n) for preset in ("official", "default", "cpu") for n in ((1, 8, 64) if gpu else (1, 4))]
+    for preset, seeds in cases:
+        row = in_process("capo", preset, str(seeds))
+        if "gflop_per_update" in row:
+            floor = 1000 * row["gflop_per_update"] / peak["gflop_per_second"]
+            row |= {
+                "floor_ms_per_update": round(floor, 3),
+                "times_the_floor": round(row["ms_per_update"] / floor, 2),
+            }
+        rows.append(row)
+    if not gpu:
+        # A replay large enough to see in the process's memory.
+        rows.append(in_process("capo", "cpu", "1", "replay_rollouts=1e6"))
+        rows += [in_process("sb3", which) for which in ("a2c", "dqn", "dqn-matched")]
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
+    parser.add_argument("--gpu", action="store_true", help="1, 8 and 64 seeds, no peers")
+    parser.add_argument("--curves", action="store_true", help="Breakout by pgx and by the original package")
+    parser.add_argument("--train", metavar="ENV", help="a learning curve with evaluation")
+    parser.add_argument("--preset", default="default")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--frames", type=float, default=300_000)
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--out", type=Path, help="file to write; printed if not given")
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(one(options.one)))
+        return
+    if options.train:
+        numbers = (str(options.frames), str(options.seeds))
+        rows = [in_process("curve", options.train, options.preset, *numbers, *options.set)]
+    elif options.curves:
+        numbers = ("300000", str(options.seeds))
+        rows = [in_process("curve", env, "cpu", *numbers) for env in (ENV, "MinAtar/Breakout-v1")]
+    else:
+        rows = speed(options.gpu)
+    from capo.provenance import provenance
+
+    text = json.dumps({"made_by": provenance(), "rows": rows}, indent=1)
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(text + "\n")
+    else:
+        print(text)
+
+
+if __name__ == "__main__":
+    main()

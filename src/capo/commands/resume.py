@@ -1,0 +1,50 @@
+"""``capo resume``: go on with a run that was stopped or killed, as if it never had been."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from capo.commands.common import finish, formatter
+
+EXAMPLES = """examples:
+  capo resume runs/minatar-breakout-ncapo-1
+  capo resume runs/breakout --use-previous      the newest checkpoint is damaged: go back one
+
+On jitted environments the run ends bit for bit as if it had not been stopped. On Gymnasium environments the
+episodes that were under way are lost: they can't be saved, and new ones are started.
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the command."""
+    parser = subparsers.add_parser(
+        "resume",
+        help="go on with a run",
+        description="Go on with a run that was stopped or killed, as if it never had been.",
+        epilog=EXAMPLES,
+        formatter_class=formatter,
+    )
+    parser.add_argument("run_folder", metavar="DIR", type=Path, help="the folder of a run")
+    parser.add_argument(
+        "--use-previous",
+        action="store_true",
+        help="if the newest checkpoint is damaged, go back to one that is not",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Load the newest checkpoint and finish what is left of the run."""
+    from capo.neural.agent import algorithm
+    from capo.neural.run import read_config
+
+    config = read_config(arguments.run_folder)
+    agent = algorithm(str(config["algorithm"])).resume(arguments.run_folder, use_previous=arguments.use_previous)
+    total = agent.frames + agent.frames_left
+    where = f"going on at frame {agent.frames:,} of {total:,}" if agent.frames_left else "the run is complete"
+    print(f"capo: {where}", file=sys.stderr, flush=True)
+    for note in agent.resume_notes(config):
+        print(f"capo: note: {note}", file=sys.stderr, flush=True)
+    return finish(agent, agent.frames_left)

@@ -1,0 +1,110 @@
+"""``capo train``: train an agent in a folder of its own."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from capo.commands.common import finish, formatter, positive_integer
+from capo.errors import CapoError
+
+if TYPE_CHECKING:
+    from capo.neural.agent import Agent
+
+EXAMPLES = """examples:
+  capo train minatar-breakout --frames 1000000
+  capo train minatar-breakout --preset cpu --seeds 4 --out runs/breakout
+  capo train CartPole-v1 --frames 200000 --seeds 3 --set gamma=0.98 --set width=128
+  capo train minatar-asterix --preset paper --checkpoint-every 500000 --keep 2
+
+Ctrl-C (or SIGTERM) stops at the next log point with a checkpoint; `capo resume DIR` goes on from there.
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the command."""
+    parser = subparsers.add_parser(
+        "train",
+        help="train an agent",
+        description="Train an agent in a folder of its own.",
+        epilog=EXAMPLES,
+        formatter_class=formatter,
+    )
+    parser.add_argument("env", metavar="ENV", help="minatar-breakout, ... or a Gymnasium id with discrete actions")
+    parser.add_argument("--algo", default="ncapo", help="the algorithm (default: ncapo)")
+    parser.add_argument(
+        "--preset", default="default", help="settings: default, cpu, paper, official (default: default)"
+    )
+    parser.add_argument(
+        "--frames",
+        type=positive_integer,
+        default=1_000_000,
+        help="environment steps of each seed (default: 1000000)",
+    )
+    parser.add_argument(
+        "--seeds", type=positive_integer, default=1, metavar="K", help="train K seeds (default: 1)"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="the first seed (default: 0)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="the run's folder (default: runs/ENV-ALGO-N)")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a setting that replaces the preset's; repeatable",
+    )
+    parser.add_argument(
+        "--checkpoint-every", default="60s", metavar="X", help="60s, 5m, or a number of frames (default: 60s)"
+    )
+    parser.add_argument(
+        "--keep", type=positive_integer, default=3, metavar="K", help="checkpoints kept (default: 3)"
+    )
+    parser.add_argument(
+        "--log-every", type=positive_integer, metavar="N", help="frames between two rows of metrics.csv"
+    )
+    parser.add_argument(
+        "--eval-episodes",
+        type=int,
+        default=100,
+        metavar="N",
+        help="episodes of the final evaluation (default: 100; 0: none)",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Train, evaluate, draw the curve, say where everything is."""
+    if arguments.eval_episodes < 0:
+        raise CapoError(f"--eval-episodes {arguments.eval_episodes}: give 0 (no evaluation) or more")
+    settings = parse_settings(arguments.set)
+    from capo.neural.agent import algorithm
+    from capo.neural.run import next_folder
+
+    agent_class: type[Agent] = algorithm(arguments.algo)
+    agent = agent_class(
+        arguments.env,
+        arguments.preset,
+        seed=arguments.seed,
+        seeds=arguments.seeds,
+        out=arguments.out or next_folder(arguments.env, arguments.algo),
+        checkpoint_every=arguments.checkpoint_every,
+        keep=arguments.keep,
+        log_every=arguments.log_every,
+        **settings,
+    )
+    agent.extra["eval_episodes"] = arguments.eval_episodes  # a resumed run ends in the same way
+    print(f"capo: training {arguments.algo} on {arguments.env} in {agent.out}", file=sys.stderr, flush=True)
+    return finish(agent, arguments.frames)
+
+
+def parse_settings(pairs: list[str]) -> dict[str, Any]:
+    """``["gamma=0.9"]`` as ``{"gamma": "0.9"}``; the values are read by the settings themselves."""
+    settings = {}
+    for pair in pairs:
+        key, sign, value = pair.partition("=")
+        if not sign or not key.strip():
+            raise CapoError(f"--set {pair}: has to be KEY=VALUE, such as --set gamma=0.98")
+        settings[key.strip()] = value.strip()
+    return settings

@@ -1,0 +1,267 @@
+"""Gymnasium environments: their spaces checked and encoded, several copies stepped together on the host.
+
+All autoreset modes end in the same :class:`HostStep`: the observation to act on next, the observation the
+step led to, and whether the step was one at all (in the next-step mode, the call after an episode's end only
+resets and its transition means nothing).
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from capo.errors import CapoError
+
+NDArray = np.ndarray[Any, Any]
+
+
+class HostStep(NamedTuple):
+    """One step of n environments, observations encoded."""
+
+    obs: NDArray  # (n, ...) what to act on next
+    successor: NDArray  # (n, ...) what the step led to: the final observation where the episode ended
+    reward: NDArray  # (n,) float32
+    terminated: NDArray  # (n,) bool
+    truncated: NDArray  # (n,) bool, false where terminated
+    valid: NDArray  # (n,) bool, false where the call only reset the environment
+
+
+class HostEnvs(Protocol):
+    """Several environments stepped together, reset by themselves at an episode's end."""
+
+    n: int
+
+    def reset(self, seed: int) -> NDArray: ...
+
+    def step(self, action: NDArray) -> HostStep: ...
+
+    def close(self) -> None: ...
+
+
+class GymEnv:
+    """A Gymnasium environment with discrete actions.
+
+    Made from an id (as many copies as wanted), a ``gymnasium.Env`` (that one object is stepped) or a vector
+    environment (its copies are stepped). Box observations keep their dtype (float64 becomes float32),
+    Discrete ones become one-hot and MultiBinary ones booleans.
+
+    The inner state of a Gymnasium environment cannot be saved: a resumed run starts new episodes, with
+    environment seeds that depend on the run's seed and the iteration it resumes at.
+    """
+
+    jitted = False
+    truncates = True
+
+    def __init__(self, env: Any) -> None:
+        import gymnasium
+
+        self._source = env
+        self._vector = isinstance(env, gymnasium.vector.VectorEnv)
+        probe = self._make_one() if isinstance(env, str) else env
+        spaces = ("single_observation_space", "single_action_space") if self._vector else _SPACES
+        observation_space, action_space = (getattr(probe, name) for name in spaces)
+        spec = getattr(probe, "spec", None)
+        self.name: str = env if isinstance(env, str) else spec.id if spec else type(env.unwrapped).__name__
+        if isinstance(env, str):
+            probe.close()
+        if not isinstance(action_space, gymnasium.spaces.Discrete):
+            raise CapoError(
+                f"{self.name!r} has the action space {action_space}, but CAPO needs a finite number of "
+                "actions (Discrete): wrap the environment so that it offers a list of actions to choose from"
+            )
+        self.n_actions = int(action_space.n)
+        self._first_action = int(action_space.start)
+        self._encoding = _encoding(self.name, observation_space)
+        self.observation_shape = self._encoding.shape
+        self.observation_dtype = self._encoding.dtype
+        self.raw_shape: tuple[int, ...] = tuple(observation_space.shape or ())
+
+    @staticmethod
+    def recognises(env: Any) -> bool:
+        """Whether ``env`` is an object of Gymnasium."""
+        try:
+            import gymnasium
+        except ImportError:
+            return False
+        return isinstance(env, gymnasium.Env | gymnasium.vector.VectorEnv)
+
+    @staticmethod
+    def knows(name: str) -> bool:
+        """Whether ``name`` is a Gymnasium id (``module:id`` included)."""
+        try:
+            import gymnasium
+        except ImportError:
+            return False
+        if name.startswith("MinAtar/") and name not in gymnasium.registry:
+            _register_minatar()
+        try:
+            if ":" in name:
+                gymnasium.spec(name)
+                return True
+            return name in gymnasium.registry
+        except (gymnasium.error.Error, ImportError):
+            return False
+
+    @property
+    def fixed_copies(self) -> int | None:
+        """How many environments there are, or None if as many as wanted can be made."""
+        if isinstance(self._source, str):
+            return None
+        return int(self._source.num_envs) if self._vector else 1
+
+    def encode(self, observations: NDArray) -> NDArray:
+        """Raw observations (N, *raw_shape) as the networks take them: (N, *observation_shape)."""
+        return self._encoding.encode(np.asarray(observations))
+
+    def open(self, n: int) -> HostEnvs:
+        """The environments to train on: ``n`` copies of an id, else the ones given."""
+        if self._vector:
+            return _GivenVector(self._source, self.encode, self._first_action)
+        if isinstance(self._source, str):
+            return _Copies([self._make_one() for _ in range(n)], self.encode, self._first_action)
+        return _Copies([self._source], self.encode, self._first_action, ours=False)
+
+    def open_for_evaluation(self, n: int) -> HostEnvs | None:
+        """``n`` separate copies to evaluate on, or None if none can be made of what was given."""
+        try:
+            return _Copies([self._make_one() for _ in range(n)], self.encode, self._first_action)
+        except Exception:  # whatever a user's environment raises when it is made or copied
+            return None
+
+    def _make_one(self) -> Any:
+        import gymnasium
+
+        if isinstance(self._source, str):
+            try:
+                return gymnasium.make(self._source)
+            except (gymnasium.error.Error, ImportError) as error:
+                raise CapoError(f"Gymnasium cannot make {self._source!r}: {error}") from error
+        if self._vector:
+            if self._source.spec is None:
+                raise CapoError("this vector environment does not say what it is made of")
+            return gymnasium.make(self._source.spec.id, **self._source.spec.kwargs)
+        return copy.deepcopy(self._source)
+
+
+_SPACES = ("observation_space", "action_space")
+
+
+def gymnasium_ids() -> list[str]:
+    """All registered ids; empty if Gymnasium is not installed."""
+    try:
+        import gymnasium
+    except ImportError:
+        return []
+    return sorted(gymnasium.registry)
+
+
+def _register_minatar() -> None:
+    try:
+        importlib.import_module("minatar.gym").register_envs()
+    except ImportError as error:
+        raise CapoError("MinAtar/ ids need the package 'minatar': pip install minatar") from error
+
+
+class _Encoding(NamedTuple):
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    encode: Callable[[NDArray], NDArray]
+
+
+def _encoding(name: str, space: Any) -> _Encoding:
+    """How observations of a space become arrays for the networks."""
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Discrete):
+        size, start = int(space.n), int(space.start)
+        eye = np.eye(size, dtype=np.bool_)
+        return _Encoding((size,), np.dtype(np.bool_), lambda obs: eye[obs.astype(np.int64) - start])
+    if isinstance(space, spaces.MultiBinary):
+        return _Encoding(tuple(space.shape), np.dtype(np.bool_), lambda obs: obs.astype(np.bool_))
+    if isinstance(space, spaces.Box):
+        keep = space.dtype in (np.bool_, np.uint8, np.float32)
+        dtype: np.dtype[Any] = np.dtype(space.dtype if keep else np.float32)
+        shape = tuple(space.shape) or (1,)
+        return _Encoding(shape, dtype, lambda obs: obs.astype(dtype).reshape(len(obs), *shape))
+    raise CapoError(
+        f"{name!r} has the observation space {space}; Box, Discrete and MultiBinary are supported: "
+        "flatten it with gymnasium.wrappers.FlattenObservation"
+    )
+
+
+class _Copies:
+    """Single environments stepped one after another; a finished episode is reset at once."""
+
+    def __init__(
+        self, envs: list[Any], encode: Callable[[NDArray], NDArray], first_action: int, ours: bool = True
+    ) -> None:
+        self._envs, self._encode, self._first_action, self._ours = envs, encode, first_action, ours
+        self.n = len(envs)
+
+    def reset(self, seed: int) -> NDArray:
+        return self._encode(np.stack([env.reset(seed=seed + i)[0] for i, env in enumerate(self._envs)]))
+
+    def step(self, action: NDArray) -> HostStep:
+        successors, observations = [], []
+        reward = np.zeros(self.n, np.float32)
+        terminated, truncated = np.zeros(self.n, np.bool_), np.zeros(self.n, np.bool_)
+        for i, env in enumerate(self._envs):
+            obs, reward[i], terminated[i], truncated[i], _ = env.step(int(action[i]) + self._first_action)
+            successors.append(obs)
+            observations.append(env.reset()[0] if terminated[i] or truncated[i] else obs)
+        return HostStep(
+            self._encode(np.stack(observations)),
+            self._encode(np.stack(successors)),
+            reward,
+            terminated,
+            truncated & ~terminated,
+            np.ones(self.n, np.bool_),
+        )
+
+    def close(self) -> None:
+        """Close what was made here; an environment that the user made is the user's to close."""
+        for env in self._envs if self._ours else []:
+            env.close()
+
+
+class _GivenVector:
+    """A vector environment that the user made, in whichever autoreset mode."""
+
+    def __init__(self, vector: Any, encode: Callable[[NDArray], NDArray], first_action: int) -> None:
+        self._vector, self._encode, self._first_action = vector, encode, first_action
+        self.n = int(vector.num_envs)
+        mode = (vector.metadata or {}).get("autoreset_mode", "NextStep")
+        self._mode = str(getattr(mode, "value", mode))  # an enum in Gymnasium 1.1 and later
+        if self._mode not in ("NextStep", "SameStep", "Disabled"):
+            raise CapoError(f"unknown autoreset mode {mode!r} of {vector!r}")
+        self._only_resets = np.zeros(self.n, np.bool_)
+
+    def reset(self, seed: int) -> NDArray:
+        self._only_resets[:] = False
+        return self._encode(self._vector.reset(seed=seed)[0])
+
+    def step(self, action: NDArray) -> HostStep:
+        obs, reward, terminated, truncated, info = self._vector.step(action + self._first_action)
+        terminated, truncated = np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)
+        done = terminated | truncated
+        obs = self._encode(obs)
+        successor = obs
+        valid = ~self._only_resets
+        if self._mode == "NextStep":
+            self._only_resets = done
+        elif done.any():
+            successor = obs.copy()
+            if self._mode == "SameStep":
+                final = info["final_obs"] if "final_obs" in info else info["final_observation"]
+                for i in np.flatnonzero(done):
+                    successor[i] = self._encode(np.asarray(final[i])[None])[0]
+            else:
+                obs = self._encode(self._vector.reset(options={"reset_mask": done})[0])
+        return HostStep(obs, successor, np.asarray(reward, np.float32), terminated, truncated & ~terminated, valid)
+
+    def close(self) -> None:
+        """The user made it and closes it."""

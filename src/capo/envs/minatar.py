@@ -1,0 +1,42 @@
+"""The five MinAtar games of pgx, jitted, with the original's sticky actions (probability 0.1)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from capo.envs.protocol import Array, PyTree
+from capo.errors import CapoError
+
+GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
+NAMES = tuple(f"minatar-{game}" for game in GAMES)
+
+
+class MinAtar:
+    """A MinAtar game: boolean observations (10, 10, channels), the game's minimal action set.
+
+    There is no time limit (``truncates`` is False); Freeway ends by itself after 2500 steps.
+    """
+
+    jitted = True
+    truncates = False
+
+    def __init__(self, name: str) -> None:
+        try:
+            import pgx
+        except ImportError as error:
+            raise CapoError(f"{name!r} needs the extra 'minatar': pip install 'capo-rl[minatar]'") from error
+        self.name = name
+        self._game = pgx.make(name)
+        self.n_actions = int(self._game.num_actions)
+        self.observation_shape = tuple(int(n) for n in self._game.observation_shape)
+        self.observation_dtype = np.dtype(np.bool_)
+
+    def reset(self, key: Array) -> tuple[PyTree, Array]:
+        state = self._game.init(key)
+        return state, state.observation
+
+    def step(self, key: Array, env_state: PyTree, action: Array) -> tuple[PyTree, Array, Array, Array, Array]:
+        state: Any = self._game.step(env_state, action, key)
+        return state, state.observation, state.rewards[0], state.terminated, state.truncated

@@ -1,0 +1,1 @@
+"""CAPO with networks."""

@@ -1,0 +1,572 @@
+"""The agent people hold: learn, predict, evaluate, save, load.
+
+An :class:`Agent` is a shell around a jitted learner. It owns the training state and decides when to log,
+to checkpoint and to stop; what is computed is the learner's alone. The run advances in *chunks* of whole
+iterations that end at fixed places (multiples of ``log_every`` iterations), never at a moment of the clock,
+so that a run that was stopped and resumed goes through the same chunks as one that was not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import jax
+import numpy as np
+
+from capo import envs
+from capo.errors import CapoError, CapoWarning, unknown_name
+from capo.neural import checkpoint, loop
+from capo.neural import config as ncapo_config
+from capo.neural.checkpoint import Checkpoint, CheckpointStore
+from capo.neural.evaluation import Evaluation
+from capo.neural.progress import Reporter, reporter
+from capo.neural.run import CHECKPOINTS, Interval, RunFolder, check_new, read_config
+from capo.neural.session import Session
+from capo.neural.training import Rows, Training
+from capo.provenance import provenance, versions
+
+LOG_EVERY = 10_000  # frames of a seed between two log points, if the run is long enough
+LOG_EVERY_HOST = 2_000  # the same where the host steps the environment
+LOG_POINTS = 20  # at least, in a short run
+PREDICT_STREAM, EVALUATE_STREAM = 101, 102  # folded into keys, so that no stream is the training's
+
+Callback = Callable[["Agent", Rows], bool | None]
+
+
+class Agent:
+    """What all algorithms share. Use a subclass such as :class:`NCAPO`."""
+
+    algorithm: ClassVar[str]
+
+    def __init__(
+        self,
+        env: Any,
+        preset: str = "default",
+        *,
+        seed: int = 0,
+        seeds: int | Sequence[int] | None = None,
+        out: str | Path | None = None,
+        checkpoint_every: str | int | Interval = "60s",
+        keep: int = 3,
+        log_every: int | None = None,
+        **settings: Any,
+    ) -> None:
+        """An agent that has learned nothing yet.
+
+        Args:
+            env: a name (``"minatar-breakout"``, ``"CartPole-v1"``), a Gymnasium environment or vector
+                environment with discrete actions, or an object of capo's own environment protocol.
+            preset: the settings to start from.
+            seed: where all randomness comes from.
+            seeds: train several agents: a number (``seed``, ``seed + 1``, ...) or a list of seeds. On a
+                jitted environment they are one program; otherwise they run one after another.
+            out: a new folder for the run's files; without it nothing is written.
+            checkpoint_every: ``"60s"`` or a number of frames; only with ``out``.
+            keep: how many checkpoints to keep.
+            log_every: frames between two log points, rounded to whole iterations.
+            **settings: settings that replace the preset's, by name.
+        """
+        self.seeds = _seeds(seed, seeds)
+        self.env = envs.make(env)
+        self._jitted = envs.is_jitted(self.env)
+        self._given_env = env if isinstance(env, str) else None
+        if not self._jitted and len(self.seeds) > 1 and not isinstance(env, str):
+            raise CapoError(
+                "several seeds need the environment's id rather than one object: each seed starts anew"
+            )
+        self.preset = preset
+        self.config = self._make_config(preset, settings)
+        self.overrides = dict(settings)
+        self.extra: dict[str, Any] = {}  # more entries for config.json, kept when the run is resumed
+        self.out = None if out is None else Path(out)
+        if self.out is not None:
+            check_new(self.out)
+        self.checkpoint_every = Interval.parse(checkpoint_every)
+        self.keep = keep
+        CheckpointStore(Path(), keep)  # raises if keep makes no sense
+        if log_every is not None and log_every < 1:
+            raise CapoError(f"log_every={log_every}: must be at least one frame")
+        self._log_every_frames = log_every
+        self._horizon_set = "horizon" in settings
+        self._training: Training | None = None
+        self._run_exists = False
+        self._predictions = 0
+        self._playing = 0
+
+    # What an algorithm defines ----------------------------------------------------------------------------
+
+    def _make_config(self, preset: str, settings: Mapping[str, Any]) -> Any:
+        raise NotImplementedError
+
+    def _config_from(self, values: Mapping[str, Any]) -> Any:
+        raise NotImplementedError
+
+    def _make_learner(self, n_seeds: int) -> Any:
+        raise NotImplementedError
+
+    # Learning ---------------------------------------------------------------------------------------------
+
+    @property
+    def frames(self) -> int:
+        """Frames every seed has behind it."""
+        training = self._training
+        return 0 if training is None else training.iteration * int(training.learner.frames_per_iteration)
+
+    @property
+    def frames_left(self) -> int:
+        """Frames missing from the last :meth:`learn`, if it was stopped."""
+        training = self._training
+        return (
+            0 if training is None else training.target * int(training.learner.frames_per_iteration) - self.frames
+        )
+
+    def learn(
+        self,
+        frames: int,
+        *,
+        progress_bar: bool = False,
+        callback: Callback | None = None,
+        horizon: int | None = None,
+    ) -> Self:
+        """Train for ``frames`` environment steps of each seed.
+
+        Training advances by whole iterations; if ``frames`` is not a multiple of one, it is rounded up and
+        a message says to what. The first call sets the horizon of the schedules (epsilon, learning rate) to
+        its frames, unless the settings have one; later calls go on at the schedules' final values.
+
+        Args:
+            frames: environment steps, over all environments of a seed.
+            progress_bar: a bar on a terminal, a line every ten seconds elsewhere (both on standard error).
+            callback: called at every log point as ``callback(agent, rows)`` with the new rows of
+                metrics.csv; returning False stops the run.
+            horizon: a new horizon for the schedules, in frames since the start of training.
+
+        Returns:
+            The agent itself.
+
+        Raises:
+            Interrupted: a KeyboardInterrupt, after SIGINT or SIGTERM; the agent is intact.
+            CapoError: if a loss or parameter stops being finite, or the disk refuses to be written.
+        """
+        if isinstance(frames, bool) or int(frames) != frames or frames < 1:
+            raise CapoError(f"learn({frames!r}): the number of frames has to be a positive integer")
+        training = self._ready()
+        per_iteration = int(training.learner.frames_per_iteration)
+        iterations = -(-int(frames) // per_iteration)
+        before = (training.target, self.config)
+        self._set_horizon(training, iterations * per_iteration, horizon)
+        if training.target == 0:  # the first plan; a resumed run keeps its log points, also at frame 0
+            training.log_every = self._log_every_iterations(iterations, per_iteration)
+        training.target = training.iteration + iterations
+        with ExitStack() as stack:
+            run = self._open_run(training)
+            if run is not None:
+                stack.callback(run.close)
+            shown = reporter(training.target * per_iteration * len(training.parts), progress_bar)
+            stack.callback(shown.close)
+            self._introduce(shown, training, int(frames), progress_bar)
+            session = Session(training, run, shown, self.checkpoint_every, self._content)
+            session.start(new_plan=before != (training.target, self.config))
+            session.train(None if callback is None else partial(callback, self))
+        return self
+
+    def _ready(self) -> Training:
+        """The training, made at its first use."""
+        if self._training is None:
+            together = self._jitted
+            learner = self._make_learner(len(self.seeds) if together else 1)
+            self._training = Training(learner, self.seeds, together)
+        return self._training
+
+    def _set_horizon(self, training: Training, first: int, given: int | None) -> None:
+        wanted = given if given is not None else self.config.horizon if self._horizon_set else first
+        if wanted < 1:
+            raise CapoError(f"horizon={wanted}: has to be a positive number of frames")
+        self._horizon_set = True
+        if wanted != self.config.horizon:
+            self.config = dataclasses.replace(self.config, horizon=int(wanted))
+            # The horizon is compiled in; the state does not depend on it and goes on.
+            training.learner = self._make_learner(len(training.parts[0].seeds))
+
+    def _log_every_iterations(self, iterations: int, per_iteration: int) -> int:
+        if self._log_every_frames is not None:
+            return max(1, round(self._log_every_frames / per_iteration))
+        usual = LOG_EVERY if self._jitted else LOG_EVERY_HOST
+        return max(1, min(usual // per_iteration, iterations // LOG_POINTS))
+
+    def _introduce(self, shown: Reporter, training: Training, asked: int, visible: bool) -> None:
+        """Say what is about to happen: frames, batch, replay ratio."""
+        learner = training.learner
+        frames = (training.target - training.iteration) * int(learner.frames_per_iteration)
+        shown.message(str(learner.describe()))
+        if len(training.parts) > 1:
+            shown.message(f"{len(training.parts)} seeds, one after another")
+        if frames != asked:
+            text = (
+                f"learn({asked:,}): rounded up to {frames:,} frames, whole iterations of "
+                f"{int(learner.frames_per_iteration):,}"
+            )
+            shown.message(text)
+            if not visible:
+                warnings.warn(text, CapoWarning, stacklevel=3)
+
+    # Files ------------------------------------------------------------------------------------------------
+
+    def _open_run(self, training: Training) -> RunFolder | None:
+        """The run's folder with config.json up to date; None if the agent has no ``out``."""
+        if self.out is None:
+            return None
+        per_iteration = int(training.learner.frames_per_iteration)
+        config = {
+            "algorithm": self.algorithm,
+            "env": self._given_env,
+            "environment": self._environment(),
+            "preset": self.preset,
+            "overrides": self.overrides,
+            "config": self.config.to_dict(),
+            "seeds": list(self.seeds),
+            "frames": training.target * per_iteration,
+            "frames_per_iteration": per_iteration,
+            "log_every": training.log_every * per_iteration,
+            "checkpoint_every": str(self.checkpoint_every),
+            "keep": self.keep,
+            "extra": self.extra,
+            **provenance(),
+        }
+        if not self._run_exists:
+            run = RunFolder.create(self.out, config)
+            self._run_exists = True
+        else:
+            run = RunFolder.open(self.out)
+            run.write_config({**run.config, **config})
+        return run
+
+    def _environment(self) -> dict[str, Any]:
+        """What has to be the same when a run goes on."""
+        return {
+            "name": self.env.name,
+            "n_actions": int(self.env.n_actions),
+            "observation_shape": list(self.env.observation_shape),
+            "observation_dtype": str(np.dtype(self.env.observation_dtype)),
+            "jitted": self._jitted,
+        }
+
+    def _content(self, more: Mapping[str, Any]) -> dict[str, Any]:
+        """What a checkpoint holds besides arrays."""
+        training = self._ready()
+        return {
+            "algorithm": self.algorithm,
+            "env": self._given_env,
+            "environment": self._environment(),
+            "preset": self.preset,
+            "overrides": dict(self.overrides),
+            "config": self.config.to_dict(),
+            "horizon_set": self._horizon_set,
+            "seeds": list(self.seeds),
+            "versions": versions(),
+            "predictions": self._predictions,
+            "training": training.content(),
+            **more,
+        }
+
+    def save(self, path: str | Path) -> Path:
+        """Write the whole agent, training state included, to one file; it replaces an older one in one step.
+
+        Returns:
+            The file: ``path``, with ``.safetensors`` added if it had no ending.
+        """
+        path = _file(Path(path))
+        training = self._ready()
+        training.start()
+        checkpoint.write(path, training.tree(), self._content({}))
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path, env: Any = None, out: str | Path | None = None) -> Self:
+        """An agent from :meth:`save`, or from the newest checkpoint of a run's folder.
+
+        It goes on as if it had never stopped: ``load(path).learn(n)`` ends where the saved agent would have,
+        bit for bit on a jitted environment.
+
+        Args:
+            path: what was given to :meth:`save`, a checkpoint, or a run's folder.
+            env: the environment, needed only if the agent was not made from an environment's name.
+            out: a new folder for the files of what is learned from now on.
+        """
+        agent = cls._from_checkpoint(_newest(Path(path)), env)
+        if out is not None:
+            agent.out = Path(out)
+            check_new(agent.out)
+        return agent
+
+    @classmethod
+    def resume(cls, path: str | Path, env: Any = None, use_previous: bool = False) -> Self:
+        """The agent of a run's folder, to go on in that folder with ``agent.learn(agent.frames_left)``.
+
+        The logs are cut back to the checkpoint, so the rows after it are written again.
+
+        Args:
+            path: the run's folder.
+            env: as in :meth:`load`.
+            use_previous: if the newest checkpoint is damaged, go back to the one before it.
+        """
+        path = Path(path)
+        config = read_config(path)
+        run = RunFolder.open(path)
+        try:
+            saved = run.store.load(use_previous)
+            if saved is None:
+                agent = cls._from_config(config, env)
+            else:
+                agent = cls._from_checkpoint(saved, env)
+                _check_same_settings(path, config["config"], saved.content["config"])
+                run.store.drop_after(saved.path)
+            short = run.cut_logs({} if saved is None else saved.content["logs"])
+        finally:
+            run.close()
+        if short:
+            text = f"{path}: rows are missing from {', '.join(sorted(short))}: it was changed"
+            warnings.warn(text, CapoWarning, stacklevel=2)
+        agent.out, agent._run_exists = path, True
+        agent.checkpoint_every, agent.keep = Interval.parse(config["checkpoint_every"]), int(config["keep"])
+        agent.extra = dict(config["extra"])
+        return agent
+
+    def resume_notes(self, config: Mapping[str, Any]) -> list[str]:
+        """What keeps this run from being exactly the one that ``config`` started, in words."""
+        notes = []
+        if not self._jitted:
+            notes.append(
+                f"{self.env.name} is stepped by Gymnasium, which can't save it: the episodes and rollouts "
+                "that were under way are lost and new episodes start; everything else is restored exactly"
+            )
+        now = provenance()
+        for package in ("jax", "jaxlib", "pgx", "gymnasium"):
+            then, here = config["versions"].get(package), now["versions"].get(package)
+            if then != here:
+                notes.append(f"{package} was {then} and is {here} now: results may differ in the last digits")
+        if config["hardware"] != now["hardware"]:
+            notes.append("the hardware is not the one the run started on: results may differ in the last digits")
+        return notes
+
+    @classmethod
+    def _from_config(cls, config: Mapping[str, Any], env: Any) -> Self:
+        """A run that was killed before its first checkpoint: as it was when it started."""
+        agent = cls._bare(config, env)
+        agent._horizon_set = True
+        training = agent._ready()
+        per_iteration = int(training.learner.frames_per_iteration)
+        training.log_every = int(config["log_every"]) // per_iteration
+        training.target = int(config["frames"]) // per_iteration
+        return agent
+
+    @classmethod
+    def _from_checkpoint(cls, saved: Checkpoint, env: Any) -> Self:
+        agent = cls._bare(saved.content, env)
+        agent._horizon_set = saved.content["horizon_set"]
+        agent._predictions = saved.content["predictions"]
+        agent._ready().restore(saved)
+        return agent
+
+    @classmethod
+    def _bare(cls, content: Mapping[str, Any], env: Any) -> Self:
+        """An agent with the stored settings and a checked environment, and no state yet."""
+        if content["algorithm"] != cls.algorithm:
+            raise CapoError(f"this is a run of {content['algorithm']}, not of {cls.algorithm}")
+        if env is None:
+            env = content["env"]
+        if env is None:
+            raise CapoError(
+                f"the agent was trained on an object ({content['environment']['name']!r}), which a file "
+                "can't hold: give it again as env="
+            )
+        agent = cls(env, content["preset"], seeds=content["seeds"], **content["overrides"])
+        agent.config = agent._config_from(content["config"])
+        found, stored = agent._environment(), content["environment"]
+        for key, value in stored.items():
+            if found.get(key) != value:
+                raise CapoError(
+                    f"the environment changed: {key} was {value!r} when the run was saved and is "
+                    f"{found.get(key)!r} now; the same environment is needed to go on"
+                )
+        return agent
+
+    # Acting -----------------------------------------------------------------------------------------------
+
+    def use_seed(self, seed: int) -> Self:
+        """Let :meth:`predict` act as the policy of this seed (the first one, unless told)."""
+        if seed not in self.seeds:
+            raise CapoError(f"seed {seed} was not trained: there are {', '.join(map(str, self.seeds))}")
+        self._playing = self.seeds.index(seed)
+        return self
+
+    def _policy(self, index: int) -> tuple[Any, Any]:
+        """The learner and the parameters of the policy of the index-th seed."""
+        training = self._ready()
+        training.start()
+        if self._jitted:
+            part, inside = training.parts[0], index
+        else:
+            part, inside = training.parts[index], 0
+        if part.state is None:
+            raise CapoError(f"seed {self.seeds[index]} has not been trained yet")
+        return training.learner, training.learner.policy_params(part.state, inside)
+
+    def predict(
+        self,
+        observation: Any,
+        state: Any = None,
+        episode_start: Any = None,
+        deterministic: bool = False,
+        action_mask: Any = None,
+    ) -> tuple[np.ndarray[Any, Any], Any]:
+        """The action for an observation, or the actions for a batch of them.
+
+        Signature and result are Stable-Baselines3's, so its ``evaluate_policy`` works with this agent.
+
+        Args:
+            observation: of the environment's shape, or with one leading batch axis.
+            state: handed back unchanged; the policy has no memory.
+            episode_start: not used, for the same reason.
+            deterministic: take the likeliest action instead of sampling one.
+            action_mask: (actions,) or (batch, actions), true where an action is allowed.
+
+        Returns:
+            The action as an array of shape () or (batch,), and ``state``.
+        """
+        del episode_start
+        shape = tuple(getattr(self.env, "raw_shape", self.env.observation_shape))
+        array = np.asarray(observation)
+        single = array.shape == shape
+        if (not single and array.shape[1:] != shape) or array.dtype == object:
+            raise CapoError(
+                f"predict: an observation of shape {array.shape} was given; {self.env.name} has shape "
+                f"{shape}, a batch of them {('n', *shape)}"
+            )
+        batch = array[None] if single else array
+        mask = None if action_mask is None else self._mask(action_mask, len(batch))
+        learner, params = self._policy(self._playing)
+        key = jax.random.fold_in(_key(self.seeds[self._playing], PREDICT_STREAM), self._predictions)
+        self._predictions += 1
+        if self._jitted:
+            batch = batch.astype(self.env.observation_dtype)
+        actions = np.asarray(learner.act(params, batch, key, deterministic, mask)).astype(np.int64)
+        actions += getattr(self.env, "_first_action", 0)  # a Discrete space may start anywhere
+        return (actions[0] if single else actions), state
+
+    def _mask(self, action_mask: Any, batch: int) -> np.ndarray[Any, Any]:
+        mask = np.asarray(action_mask, bool)
+        actions = int(self.env.n_actions)
+        if mask.shape not in ((actions,), (batch, actions)):
+            raise CapoError(f"action_mask has shape {mask.shape}; allowed are {(actions,)} and {(batch, actions)}")
+        mask = np.broadcast_to(mask, (batch, actions))
+        if not mask.any(axis=1).all():
+            raise CapoError("action_mask allows no action at all for some observation")
+        return mask
+
+    def evaluate(self, episodes: int = 100, *, deterministic: bool = False, seed: int = 0) -> Evaluation:
+        """Play whole episodes with the policy of every seed, without exploration.
+
+        Args:
+            episodes: of each trained seed.
+            deterministic: take the likeliest action instead of sampling one.
+            seed: of the evaluation itself; the same seed gives the same episodes on a jitted environment.
+        """
+        if episodes < 1:
+            raise CapoError(f"evaluate({episodes}): at least one episode is needed")
+        returns = []
+        for index, trained in enumerate(self.seeds):
+            learner, params = self._policy(index)
+            key = jax.random.fold_in(_key(seed, EVALUATE_STREAM), trained)
+            returns.append(np.asarray(learner.evaluate(params, key, episodes, deterministic), np.float64))
+        return Evaluation(np.stack(returns), tuple(self.seeds), deterministic, self.frames)
+
+
+class NCAPO(Agent):
+    """Neural CAPO: off-policy coordinate ascent with Retrace and a replay of rollouts.
+
+    >>> agent = NCAPO("minatar-breakout", preset="cpu", seeds=4, out="runs/breakout")  # doctest: +SKIP
+    >>> agent.learn(1_000_000, progress_bar=True)  # doctest: +SKIP
+
+    >>> agent = NCAPO("probe-action", width=16)
+    >>> actions, _ = agent.predict([[1.0], [-1.0]], action_mask=[False, True])
+    >>> actions.tolist()
+    [1, 1]
+    """
+
+    algorithm = "ncapo"
+
+    def _make_config(self, preset: str, settings: Mapping[str, Any]) -> Any:
+        return ncapo_config.override(ncapo_config.preset(preset, self.env.name), settings)
+
+    def _config_from(self, values: Mapping[str, Any]) -> Any:
+        return ncapo_config.NCAPOConfig.from_dict(values)
+
+    def _make_learner(self, n_seeds: int) -> Any:
+        return loop.make_learner(self.env, self.config, n_seeds)
+
+
+ALGORITHMS: dict[str, type[Agent]] = {NCAPO.algorithm: NCAPO}
+
+
+def algorithm(name: str) -> type[Agent]:
+    """The agent class of an algorithm's name."""
+    if name not in ALGORITHMS:
+        raise unknown_name("algorithm", name, ALGORITHMS)
+    return ALGORITHMS[name]
+
+
+def load(path: str | Path, env: Any = None) -> Agent:
+    """The agent of a run's folder or of a saved file, whatever its algorithm; see :meth:`Agent.load`."""
+    saved = _newest(Path(path))
+    return algorithm(str(saved.content["algorithm"]))._from_checkpoint(saved, env)
+
+
+def _newest(path: Path) -> Checkpoint:
+    """The checkpoint that ``path`` stands for: itself, or the newest one of a run's folder."""
+    if not path.is_dir():
+        return checkpoint.read(path if path.exists() else _file(path))
+    read_config(path)  # says so if this is no run
+    saved = CheckpointStore(path / CHECKPOINTS).load()
+    if saved is None:
+        raise CapoError(f"{path}: the run has no checkpoint yet")
+    return saved
+
+
+def _seeds(seed: int, seeds: int | Sequence[int] | None) -> list[int]:
+    if seeds is None:
+        chosen = [seed]
+    elif isinstance(seeds, int | np.integer):
+        chosen = list(range(seed, seed + int(seeds)))
+    else:
+        chosen = list(seeds)
+    if not chosen or len(set(chosen)) != len(chosen):
+        raise CapoError(f"seeds={seeds!r}: at least one is needed, and no two may be equal")
+    for one in chosen:
+        if isinstance(one, bool) or not isinstance(one, int | np.integer) or not 0 <= one < 2**31:
+            raise CapoError(f"seed {one!r}: has to be an integer from 0 to 2**31 - 1")
+    return [int(one) for one in chosen]
+
+
+def _key(seed: int, stream: int) -> jax.Array:
+    return jax.random.fold_in(jax.random.PRNGKey(seed), stream)
+
+
+def _file(path: Path) -> Path:
+    return path if path.suffix else path.with_name(path.name + checkpoint.SUFFIX)
+
+
+def _check_same_settings(path: Path, now: Mapping[str, Any], then: Mapping[str, Any]) -> None:
+    # A new horizon is written to config.json a moment before it is in a checkpoint; the checkpoint counts.
+    keys = sorted(key for key in {*now, *then} if now.get(key) != then.get(key) and key != "horizon")
+    if keys:
+        raise CapoError(
+            f"{path}: config.json was changed since the checkpoint was written ({', '.join(keys)}): to go on "
+            "with the same run, put it back; for other settings start a new one"
+        )

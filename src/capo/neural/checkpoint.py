@@ -1,0 +1,361 @@
+"""The whole state of a run to disk and back, bit for bit.
+
+A checkpoint is one file in the `safetensors` format: every array of the state's PyTree under its path, and
+a JSON manifest (in the format's own metadata field) with the settings, the counters, every array's shape,
+dtype and SHA-256, and a SHA-256 of itself. Nothing is pickled, so a file from a stranger can be refused but
+can't run code.
+
+A write goes to a temporary file in the same folder, is flushed to the disk, and is then renamed: at any
+moment a reader (or a process that comes after a ``kill -9``) sees the old file or the new one, never a part.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+
+from capo.errors import CapoError
+
+FORMAT = "capo-checkpoint"
+VERSION = 1
+SUFFIX = ".safetensors"
+
+PyTree = Any
+
+# safetensors' names of the dtypes a state can hold.
+_DTYPES: dict[str, np.dtype[Any]] = {
+    "BOOL": np.dtype(np.bool_),
+    "U8": np.dtype(np.uint8),
+    "U16": np.dtype(np.uint16),
+    "U32": np.dtype(np.uint32),
+    "U64": np.dtype(np.uint64),
+    "I8": np.dtype(np.int8),
+    "I16": np.dtype(np.int16),
+    "I32": np.dtype(np.int32),
+    "I64": np.dtype(np.int64),
+    "F16": np.dtype(np.float16),
+    "F32": np.dtype(np.float32),
+    "F64": np.dtype(np.float64),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+
+class DiskError(CapoError):
+    """The disk refused to be written; what was there before still is."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint in memory: its arrays by path in the state, and what the writer said about them."""
+
+    path: Path
+    arrays: dict[str, np.ndarray[Any, Any]]
+    random_keys: dict[str, str]  # path -> implementation, for leaves that were typed random keys
+    content: dict[str, Any]
+
+    def restore(self, like: PyTree, prefix: str = "") -> PyTree:
+        """The state, shaped like ``like`` (arrays or ``jax.ShapeDtypeStruct`` leaves).
+
+        Raises:
+            CapoError: if a leaf is missing, left over, or has another shape or dtype: the checkpoint
+                belongs to other settings, another environment or another version of capo.
+        """
+        paths, structure = jax.tree_util.tree_flatten_with_path(like)
+        wanted = {prefix + _name(path): leaf for path, leaf in paths}
+        held = {name for name in self.arrays if name.startswith(prefix)}
+        if set(wanted) != held:
+            odd = sorted(set(wanted) ^ held)
+            raise CapoError(
+                f"{self.path}: its state is not the one these settings make: {odd[0]} is "
+                f"{'missing' if odd[0] in wanted else 'left over'} ({len(odd)} such arrays); "
+                "it was written with other settings or by another version of capo"
+            )
+        return jax.tree_util.tree_unflatten(structure, [self._leaf(name, leaf) for name, leaf in wanted.items()])
+
+    def _leaf(self, name: str, like: Any) -> jax.Array:
+        array = self.arrays[name]
+        # A copy: jax may otherwise borrow numpy's memory, and the loop donates its input.
+        value = jnp.array(array, copy=True)
+        if name in self.random_keys:
+            value = jax.random.wrap_key_data(value, impl=self.random_keys[name])
+        if value.shape != like.shape or value.dtype != like.dtype:
+            raise CapoError(
+                f"{self.path}: {name} is {value.dtype}{list(value.shape)} but these settings need "
+                f"{like.dtype}{list(like.shape)}: the environment or the settings changed"
+            )
+        return value
+
+
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def _host_leaves(tree: PyTree) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, str]]:
+    """Every leaf as a contiguous numpy array under its path, and which of them are typed random keys."""
+    arrays: dict[str, np.ndarray[Any, Any]] = {}
+    random_keys: dict[str, str] = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        name = _name(path)
+        if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            random_keys[name] = str(jax.random.key_impl(leaf))
+            leaf = jax.random.key_data(leaf)
+        array = np.asarray(leaf)
+        if array.dtype not in _NAMES:
+            raise CapoError(f"cannot store {name}: dtype {array.dtype} is not among {', '.join(_DTYPES)}")
+        arrays[name] = np.ascontiguousarray(array).reshape(array.shape)
+    return arrays, random_keys
+
+
+def _bytes(array: np.ndarray[Any, Any]) -> memoryview:
+    return memoryview(array.reshape(-1).view(np.uint8).data)
+
+
+def _digest(data: bytes | memoryview) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def size(tree: PyTree) -> int:
+    """Bytes of a checkpoint of ``tree``, without its header."""
+    return sum(int(leaf.nbytes) for leaf in jax.tree_util.tree_leaves(tree))
+
+
+def write(path: Path, tree: PyTree, content: Mapping[str, Any]) -> None:
+    """Write ``tree`` and the JSON-able ``content`` to ``path``, replacing what is there in one step.
+
+    Raises:
+        CapoError: if the disk is full or the folder can't be written; ``path`` is then as it was before.
+    """
+    arrays, random_keys = _host_leaves(tree)
+    entries: dict[str, Any] = {}
+    start = 0
+    for name, array in arrays.items():
+        end = start + array.nbytes
+        entries[name] = {
+            "dtype": _NAMES[array.dtype],
+            "shape": list(array.shape),
+            "data_offsets": [start, end],
+        }
+        start = end
+    manifest = json.dumps(
+        {
+            "content": dict(content),
+            "random_keys": random_keys,
+            "entries": entries,
+            "sha256": {name: _digest(_bytes(array)) for name, array in arrays.items()},
+        }
+    )
+    metadata = {
+        "format": FORMAT,
+        "version": str(VERSION),
+        "manifest": manifest,
+        "manifest_sha256": _digest(manifest.encode()),
+    }
+    header = {"__metadata__": metadata, **entries}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # arrays start at a multiple of eight bytes
+    with atomic_file(path) as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for array in arrays.values():
+            file.write(_bytes(array))
+
+
+def read(path: Path) -> Checkpoint:
+    """Read and check a checkpoint.
+
+    Raises:
+        CapoError: if the file is absent, cut short, altered, or not a checkpoint of this version.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise CapoError(f"{path}: there is no such checkpoint") from None
+    except OSError as error:
+        raise CapoError(f"{path}: cannot be read ({error.strerror})") from None
+    header, start = _header(path, data)
+    manifest = _manifest(path, header.pop("__metadata__", None))
+    if header != manifest["entries"]:
+        raise damaged(path, "its list of arrays does not match its manifest")
+    arrays: dict[str, np.ndarray[Any, Any]] = {}
+    total = 0
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        raw = memoryview(data)[start + begin : start + end]
+        if len(raw) != end - begin or _digest(raw) != manifest["sha256"][name]:
+            why = "it is cut short" if len(raw) != end - begin else f"the checksum of {name} does not match"
+            raise damaged(path, why)
+        arrays[name] = np.frombuffer(raw, dtype=_DTYPES[entry["dtype"]]).reshape(entry["shape"])
+        total = max(total, end)
+    if len(data) != start + total:
+        raise damaged(path, f"it has {len(data) - start - total} bytes too many")
+    return Checkpoint(path, arrays, manifest["random_keys"], manifest["content"])
+
+
+def _header(path: Path, data: bytes) -> tuple[dict[str, Any], int]:
+    """The safetensors header, and where the arrays start."""
+    length = int.from_bytes(data[:8], "little")
+    if len(data) < 8 or not 2 <= length <= 100_000_000 or data[8:9] != b"{":
+        raise foreign(path)
+    if len(data) < 8 + length:
+        raise damaged(path, "it is cut short")
+    try:
+        header = json.loads(data[8 : 8 + length])
+    except ValueError:
+        raise damaged(path, "its header is not readable") from None
+    if not isinstance(header, dict):
+        raise foreign(path)
+    return header, 8 + length
+
+
+def _manifest(path: Path, metadata: Any) -> dict[str, Any]:
+    if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
+        raise foreign(path)
+    if metadata.get("version") != str(VERSION):
+        raise CapoError(
+            f"{path}: is a checkpoint of format {metadata.get('version')}, this capo reads format {VERSION}: "
+            "use the version of capo that wrote it"
+        )
+    text = str(metadata.get("manifest", ""))
+    if _digest(text.encode()) != metadata.get("manifest_sha256"):
+        raise damaged(path, "the checksum of its manifest does not match")
+    manifest: dict[str, Any] = json.loads(text)
+    return manifest
+
+
+def damaged(path: Path, why: str) -> CapoError:
+    """The error for a checkpoint that was one and no longer is."""
+    return CapoError(f"{path}: this checkpoint is damaged: {why}")
+
+
+def foreign(path: Path) -> CapoError:
+    """The error for a file that never was a checkpoint of ours."""
+    return CapoError(f"{path}: this is not a checkpoint of capo")
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turns what the disk can refuse into an error that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskError(f"{path}: the disk is full; free some space") from error
+        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+            raise DiskError(f"{path}: cannot be written ({error.strerror}); choose another folder") from error
+        raise DiskError(f"{path}: writing failed ({error.strerror or error})") from error
+
+
+class _Writer:
+    """The few calls of a file that :func:`atomic_file` hands out, so that a test can make one fail."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def write(self, data: bytes | memoryview) -> None:
+        view = memoryview(data)
+        while len(view):  # os.write may write less than it was given
+            view = view[os.write(self.descriptor, view[: 1 << 24]) :]
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[_Writer]:
+    """A file that appears under its name whole and on the disk, or not at all."""
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0), 0o644)
+        try:
+            try:
+                yield _Writer(descriptor)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes a rename in ``folder`` survive a power cut (a no-op where folders can't be opened)."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class CheckpointStore:
+    """The checkpoints of one run: ``checkpoint-<frames>.safetensors``, the last ``keep`` of them."""
+
+    def __init__(self, folder: Path, keep: int = 3) -> None:
+        if keep < 1:
+            raise CapoError(f"keep={keep}: at least one checkpoint must be kept")
+        self.folder = folder
+        self.keep = keep
+
+    def paths(self) -> list[Path]:
+        """The checkpoints there are, oldest first."""
+        pattern = re.compile(r"checkpoint-\d+" + re.escape(SUFFIX))
+        found = self.folder.iterdir() if self.folder.is_dir() else ()
+        return sorted(path for path in found if pattern.fullmatch(path.name))
+
+    def save(self, frames: int, tree: PyTree, content: Mapping[str, Any]) -> Path:
+        """Write a checkpoint; only once it is safely there, drop those that are too many."""
+        path = self.folder / f"checkpoint-{frames:012d}{SUFFIX}"
+        write(path, tree, content)
+        for old in [other for other in self.paths() if other <= path][: -self.keep]:
+            old.unlink(missing_ok=True)
+        return path
+
+    def load(self, use_previous: bool = False) -> Checkpoint | None:
+        """The newest checkpoint, or None if there is none yet.
+
+        Args:
+            use_previous: if the newest is damaged, take the newest one that is not.
+        """
+        paths = self.paths()
+        for index, path in reversed(list(enumerate(paths))):
+            try:
+                return read(path)
+            except CapoError as error:
+                if not use_previous:
+                    hint = (
+                        f"; to go on from the one before it ({paths[index - 1].name}), ask for --use-previous"
+                        if index
+                        else "; it is the only one: the run has to be started again"
+                    )
+                    raise CapoError(f"{error}{hint}") from None
+        if paths:
+            raise CapoError(
+                f"{self.folder}: none of its {len(paths)} checkpoints is readable: start the run again"
+            )
+        return None
+
+    def drop_after(self, path: Path) -> None:
+        """Remove the checkpoints newer than ``path`` (the damaged ones that were stepped over)."""
+        for other in self.paths():
+            if other > path:
+                other.unlink(missing_ok=True)
+
+    def clean(self) -> None:
+        """Remove what a killed process left half written."""
+        for left in self.folder.glob(f".*{SUFFIX}.*.tmp"):
+            left.unlink(missing_ok=True)

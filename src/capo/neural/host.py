@@ -1,0 +1,238 @@
+"""NCAPO on environments that only the host can step (Gymnasium): the same jitted learning, K = 1."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from capo.envs.gym import GymEnv, HostEnvs
+from capo.errors import CapoError
+from capo.neural import ncapo, networks, replay
+from capo.neural.config import NCAPOConfig
+from capo.neural.loop import MAX_EVALUATION_STEPS, Metrics, TrainState, _Learner, seed_keys, to_device
+from capo.neural.replay import Rollout
+
+Array = Any
+PyTree = Any
+NDArray = np.ndarray[Any, Any]
+Behave = Callable[[NDArray, int], tuple[NDArray, NDArray]]
+
+
+class Collector:
+    """Steps the environments and cuts what happens into rollouts of T valid steps.
+
+    Every environment fills its own rollout, since in the next-step autoreset mode some calls are no steps;
+    an iteration takes the oldest complete rollouts and leaves the rest for the next one. A single
+    environment simply gives its rollouts one after another.
+    """
+
+    def __init__(self, envs: HostEnvs, spec: replay.ReplaySpec, seed: int) -> None:
+        self._envs, self._spec = envs, spec
+        n = envs.n
+        self._obs = envs.reset(seed)
+        self._rows = _blank(spec, n, np)
+        self._filled = np.zeros(n, np.int64)
+        self._complete: list[Rollout] = []
+        self._return, self._length = np.zeros(n), np.zeros(n, np.int64)
+
+    def close(self) -> None:
+        """Close the environments."""
+        self._envs.close()
+
+    def collect(self, behave: Behave, n_rollouts: int) -> tuple[Rollout, dict[str, float]]:
+        """``n_rollouts`` rollouts of ``behave(obs, step) -> (actions, log_mu)``, and the episodes' ends."""
+        returns: list[float] = []
+        lengths: list[int] = []
+        step = 0
+        while len(self._complete) < n_rollouts:
+            action, log_mu = behave(self._obs, step)
+            self._step(action, log_mu, returns, lengths)
+            step += 1
+        taken, self._complete = self._complete[:n_rollouts], self._complete[n_rollouts:]
+        rollouts = Rollout(*(np.stack(leaves) for leaves in zip(*taken, strict=True)))
+        episodes = {
+            "episodes": float(len(returns)),
+            "episode_return": float(np.mean(returns)) if returns else float("nan"),
+            "episode_length": float(np.mean(lengths)) if lengths else float("nan"),
+        }
+        return rollouts, episodes
+
+    def _step(self, action: NDArray, log_mu: NDArray, returns: list[float], lengths: list[int]) -> None:
+        moved = self._envs.step(action)
+        who = np.flatnonzero(moved.valid)
+        at = self._filled[who]
+        rows = self._rows
+        rows.obs[who, at] = self._obs[who]
+        rows.obs[who, self._spec.length + at] = moved.successor[who]
+        for leaf, new in (
+            (rows.action, action),
+            (rows.reward, moved.reward),
+            (rows.terminated, moved.terminated),
+            (rows.truncated, moved.truncated),
+            (rows.log_mu, log_mu),
+        ):
+            leaf[who, at] = new[who]
+        self._filled[who] += 1
+        for i in np.flatnonzero(self._filled == self._spec.length):
+            self._complete.append(Rollout(*(leaf[i].copy() for leaf in rows)))
+            self._filled[i] = 0
+        self._obs = moved.obs
+        self._return[who] += moved.reward[who]
+        self._length[who] += 1
+        for i in who[(moved.terminated | moved.truncated)[who]]:
+            returns.append(float(self._return[i]))
+            lengths.append(int(self._length[i]))
+            self._return[i], self._length[i] = 0.0, 0
+
+
+def _blank(spec: replay.ReplaySpec, n: int, xp: Any) -> Rollout:
+    """``n`` rollouts before packing, all zero, as numpy or jax arrays."""
+    steps = (n, spec.length)
+    return Rollout(
+        obs=xp.zeros((n, spec.length + spec.successors, *spec.observation_shape), spec.observation_dtype),
+        action=xp.zeros(steps, np.int32),
+        reward=xp.zeros(steps, np.float32),
+        terminated=xp.zeros(steps, np.bool_),
+        truncated=xp.zeros(steps, np.bool_),
+        log_mu=xp.zeros(steps, np.float32),
+    )
+
+
+class HostLearner(_Learner):
+    """The learner's interface on a Gymnasium environment.
+
+    What a checkpoint of its state cannot hold: the environments' inner state and the rollouts that were
+    under way. A learner that gets a state it did not end with itself starts new episodes.
+    """
+
+    def __init__(self, env: GymEnv, config: NCAPOConfig, n_seeds: int) -> None:
+        if n_seeds != 1:
+            raise CapoError(
+                f"{env.name!r} is stepped on the host, one seed at a time: make one learner a seed "
+                f"(n_seeds=1, not {n_seeds})"
+            )
+        super().__init__(env, config, n_seeds)
+        self._collector: Collector | None = None
+        self._expected: tuple[int, int] | None = None  # key and iteration that the collector stands at
+        self._behave = jax.jit(self._behave_jitted)
+        self._step: Any = None
+
+    def init(self, seeds: Sequence[int]) -> TrainState:
+        """The state before the first iteration (K = 1)."""
+        keys = seed_keys(seeds, 1)
+        state: TrainState = jax.jit(jax.vmap(self._init_seed))(self._init_params(seeds), keys)
+        return state
+
+    def compile(self) -> float:
+        """Compile the learning step (once) and return the seconds it took."""
+        if self.compile_seconds is None:
+            begin = time.perf_counter()
+            shapes = jax.eval_shape(lambda: (self.init([0]), _blank(self.replay, self.replay.n_envs, jnp)))
+            self._step = jax.jit(self._learn_iteration, donate_argnums=0).lower(*shapes).compile()
+            self.compile_seconds = time.perf_counter() - begin
+        return self.compile_seconds
+
+    def run(self, state: TrainState, iterations: int) -> tuple[TrainState, dict[str, NDArray]]:
+        """``iterations`` iterations; the state given is used up. Metrics are (iterations, 1)."""
+        self.compile()
+        state = to_device(state)
+        rows: list[dict[str, Any]] = []
+        collector = self._collector_for(state)
+        iteration, key = int(state.iteration[0]), state.key[0]
+        for now in range(iteration, iteration + iterations):
+            epsilon = ncapo.epsilon_at(self.config, np.float32(now * self.frames_per_iteration))
+            collect_key = jax.random.split(jax.random.fold_in(key, now))[0]
+            actor = jax.tree.map(lambda leaf: leaf[0], networks.part(state.params, "actor"))
+
+            def behave(obs: NDArray, step: int, args: Any = (actor, collect_key, epsilon)) -> Any:
+                action, log_mu = self._behave(*args, obs, step)
+                return np.asarray(action), np.asarray(log_mu)
+
+            rollouts, episodes = collector.collect(behave, self.config.n_envs)
+            state, metrics = self._step(state, rollouts)
+            rows.append(metrics | episodes | {"epsilon": epsilon})
+        self._expected = _position(state)
+        if not rows:
+            return state, {}
+        return state, {name: np.array([row[name] for row in rows], np.float32).reshape(-1, 1) for name in rows[0]}
+
+    def evaluate(self, params: PyTree, key: Array, episodes: int, deterministic: bool = False) -> NDArray:
+        """Returns (episodes,), sampled without epsilon; every environment plays the same number of episodes.
+
+        Fresh copies of the environment are played where they can be made; otherwise the training
+        environments are, and training goes on with new episodes.
+        """
+        n = max(d for d in range(1, min(episodes, 16) + 1) if episodes % d == 0)
+        envs = self.env.open_for_evaluation(n)
+        if envs is None:
+            envs, self._collector = self.env.open(n), None
+            n = envs.n
+        share = -(-episodes // n)
+        returns: list[list[float]] = [[] for _ in range(n)]
+        total, steps = np.zeros(n), np.zeros(n, np.int64)
+        obs = envs.reset(int(np.asarray(jax.random.randint(key, (), 0, 2**30))))
+        count = 0
+        while min(map(len, returns)) < share:
+            action = np.asarray(
+                self._act(
+                    params, obs, jax.random.fold_in(key, count), self._no_mask(n), deterministic=deterministic
+                )
+            )
+            moved = envs.step(action)
+            obs, count = moved.obs, count + 1
+            total[moved.valid] += moved.reward[moved.valid]
+            steps[moved.valid] += 1
+            for i in np.flatnonzero(
+                moved.valid & (moved.terminated | moved.truncated | (steps >= MAX_EVALUATION_STEPS))
+            ):
+                returns[i].append(total[i])
+                total[i], steps[i] = 0.0, 0
+        envs.close()
+        return np.array([value for mine in returns for value in mine[:share]], np.float32)[:episodes]
+
+    def evaluate_all(self, state: TrainState, key: Array, episodes: int, deterministic: bool = False) -> NDArray:
+        """:meth:`evaluate` of the one seed there is: (1, episodes)."""
+        return self.evaluate(self.policy_params(state, 0), key, episodes, deterministic)[None]
+
+    def _no_mask(self, n: int) -> NDArray:
+        return np.ones((n, self.env.n_actions), np.bool_)
+
+    def _behave_jitted(
+        self, actor: PyTree, key: Array, epsilon: Array, obs: Array, step: Array
+    ) -> tuple[Array, Array]:
+        log_mu = ncapo.behaviour(networks.outputs(self.network, actor, obs), epsilon)
+        action = jax.random.categorical(jax.random.fold_in(key, step), log_mu)
+        return action.astype(jnp.int32), jnp.take_along_axis(log_mu, action[:, None], axis=-1)[:, 0]
+
+    def _learn_iteration(self, state: TrainState, rollouts: Rollout) -> tuple[TrainState, Metrics]:
+        iteration = state.iteration[0]
+        stored = rollouts._replace(obs=replay.pack(self.replay, rollouts.obs))
+
+        def one(state: TrainState) -> tuple[TrainState, Metrics]:
+            learn_key = jax.random.split(jax.random.fold_in(state.key, iteration))[1]
+            state = replace(state, replay=replay.add(self.replay, state.replay, stored, iteration))
+            return self._learn(state, iteration, learn_key)
+
+        return jax.vmap(one)(state)
+
+    def _collector_for(self, state: TrainState) -> Collector:
+        """The collector that goes on where ``state`` stands, or a new one with new episodes."""
+        position = _position(state)
+        if self._collector is None or self._expected != position:
+            if self._collector is not None:
+                self._collector.close()
+            # A seed that depends on where the run stands: a resumed run must not replay its first episodes.
+            seed = int(np.random.SeedSequence(position).generate_state(1)[0]) % 2**30
+            self._collector = Collector(self.env.open(self.config.n_envs), self.replay, seed)
+        return self._collector
+
+
+def _position(state: TrainState) -> tuple[int, int]:
+    high, low = (int(part) for part in np.asarray(state.key[0]))
+    return (high << 32) | low, int(state.iteration[0])

@@ -1,0 +1,457 @@
+"""Collect -> store -> learn as one jitted function of an explicit state, vmapped over seeds.
+
+Everything a seed does is a function of its seed and the iteration: the random key of an iteration is the
+seed's key folded with the iteration's number, so it does not matter how a run is cut into calls or which
+other seeds run beside it. What all seeds have in common (the iteration, hence the ring position, epsilon and
+the learning rate) stays outside the vmap: a branch on it is a branch and not a select, and a write to the
+replay is a slice and not a scatter.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from capo.envs.protocol import is_jitted, may_truncate
+from capo.errors import CapoError
+from capo.neural import ncapo, networks, replay
+from capo.neural.config import NCAPOConfig
+from capo.neural.replay import Rollout
+
+Array = Any
+PyTree = Any
+Metrics = dict[str, Array]
+
+CHUNK = 1024  # rows of the metrics buffer: the most iterations of one compiled call
+MAX_EVALUATION_STEPS = 50_000  # an agent that never loses must not play for ever
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TrainState:
+    """Everything a run is, with a leading axis of K seeds on every leaf."""
+
+    params: PyTree
+    target: PyTree
+    optimiser: PyTree
+    replay: Rollout
+    env_state: PyTree  # (K, n_envs, ...); empty where the host steps the environment
+    observation: Array  # (K, n_envs, *observation_shape)
+    episode_return: Array  # (K, n_envs) so far in the running episodes
+    episode_length: Array  # (K, n_envs)
+    iteration: Array  # (K,) int32, the same for all seeds
+    key: Array  # (K, 2) uint32, the seed's key; never changes
+
+
+class _Learner:
+    """What learners on jitted and on host environments have in common."""
+
+    def __init__(self, env: Any, config: NCAPOConfig, n_seeds: int) -> None:
+        if n_seeds < 1:
+            raise CapoError(f"n_seeds={n_seeds} must be at least 1")
+        self.env, self.config, self.n_seeds = env, config, n_seeds
+        self.network = networks.spec_for(config, env.observation_shape, env.n_actions)
+        self.replay = replay.spec_for(config, env.observation_shape, env.observation_dtype, may_truncate(env))
+        self.frames_per_iteration = config.n_envs * config.rollout_length
+        self.compile_seconds: float | None = None
+        self._refuse_what_does_not_fit()
+        self._act = jax.jit(partial(_act, self.network), static_argnames="deterministic")
+
+    def describe(self) -> str:
+        """What a run will do, in a few lines: frames, replay ratio, batch, updates, memory."""
+        config = self.config
+        learnt = self.updates_per_iteration * config.batch_size * config.rollout_length
+        megabytes = self.replay.nbytes / 1e6
+        return "\n".join(
+            (
+                f"{self.env.name}: {self.n_seeds} seed(s), {config.n_envs} environments x "
+                f"{config.rollout_length} steps = {self.frames_per_iteration} frames an iteration and seed",
+                f"learning: {self.updates_per_iteration:g} updates an iteration, each on {config.batch_size} "
+                f"rollouts = {config.batch_size * config.rollout_length} transitions; "
+                f"{self.updates_per_iteration / self.frames_per_iteration:.4g} updates a frame, "
+                f"replay ratio {learnt / self.frames_per_iteration:.3g} (transitions learnt from a frame)",
+                f"network: {self.network.kind}, {self.n_parameters:,} parameters",
+                f"replay: {self.replay.capacity} rollouts a seed"
+                f"{' as bits' if self.replay.packed else ''}, {megabytes:.1f} MB a seed, "
+                f"{megabytes * self.n_seeds:.1f} MB in all",
+            )
+        )
+
+    @property
+    def updates_per_iteration(self) -> float:
+        """Gradient steps an iteration, on average."""
+        config = self.config
+        turns = 1.0 if config.updates == "joint" else 1.0 + 1.0 / config.actor_every
+        return config.gradient_steps * turns
+
+    @property
+    def n_parameters(self) -> int:
+        """Numbers in the networks of one seed, target networks aside."""
+        return sum(leaf.size for leaf in jax.tree.leaves(networks.init(self.network, np.random.default_rng(0))))
+
+    def policy_params(self, state: TrainState, seed_index: int) -> PyTree:
+        """The networks of one seed, for :meth:`act` and :meth:`evaluate`."""
+        return jax.tree.map(lambda leaf: leaf[seed_index], state.params)
+
+    def act(
+        self,
+        params: PyTree,
+        observations: Array,
+        key: Array | None = None,
+        deterministic: bool = False,
+        action_mask: Array | None = None,
+    ) -> np.ndarray[Any, Any]:
+        """Actions (N,) for raw observations (N, ...) of the environment.
+
+        Args:
+            params: from :meth:`policy_params`.
+            observations: (N, ...) as the environment gives them.
+            key: raw random key; not needed if deterministic.
+            deterministic: the likeliest action instead of a sample.
+            action_mask: (N, A) or (A,), true where the action is allowed.
+        """
+        encode = getattr(self.env, "encode", lambda raw: raw.astype(self.env.observation_dtype))
+        obs = encode(np.asarray(observations))
+        if obs.shape[1:] != tuple(self.env.observation_shape):
+            raise CapoError(
+                f"observations of shape {obs.shape} given to {self.env.name!r}, where one has the shape "
+                f"{tuple(self.env.observation_shape)}: the first axis counts them"
+            )
+        mask = np.ones((obs.shape[0], self.env.n_actions), np.bool_)
+        if action_mask is not None:
+            mask &= np.asarray(action_mask, np.bool_)
+            if not mask.any(axis=-1).all():
+                raise CapoError("action_mask forbids every action of some observation")
+        if key is None:
+            if not deterministic:
+                raise CapoError("act needs a key unless deterministic=True")
+            key = jax.random.PRNGKey(0)
+        return np.asarray(self._act(params, obs, key, mask, deterministic=deterministic))
+
+    def _init_params(self, seeds: Sequence[int]) -> PyTree:
+        """Parameters of all seeds, with the leading axis K."""
+        each = [networks.init(self.network, np.random.default_rng(seed)) for seed in seeds]
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
+
+    def _init_seed(self, params: PyTree, key: Array) -> TrainState:
+        config = self.config
+        return TrainState(
+            params=params,
+            target=ncapo.init_target(config, params),
+            optimiser=ncapo.optimiser(config).init(params),
+            replay=replay.empty(self.replay),
+            env_state=(),
+            observation=jnp.zeros((0,)),
+            episode_return=jnp.zeros(config.n_envs),
+            episode_length=jnp.zeros(config.n_envs, jnp.int32),
+            iteration=jnp.int32(0),
+            key=key,
+        )
+
+    def _learn(self, state: TrainState, iteration: Array, key: Array) -> tuple[TrainState, Metrics]:
+        """The gradient steps of one iteration and seed."""
+        config = self.config
+        frames = iteration.astype(jnp.float32) * self.frames_per_iteration
+        learning_rate = ncapo.learning_rate_at(config, frames)
+
+        def steps(train: str, key: Array, carry: tuple[PyTree, PyTree]) -> tuple[tuple[PyTree, PyTree], Metrics]:
+            def step(carry: tuple[PyTree, PyTree], index: Array) -> tuple[tuple[PyTree, PyTree], Metrics]:
+                batch = replay.take(self.replay, state.replay, index)
+                params, opt_state, metrics = ncapo.gradient_step(
+                    config, self.network, carry[0], state.target, carry[1], batch, learning_rate, train
+                )
+                return (params, opt_state), metrics
+
+            shape = (config.gradient_steps, config.batch_size)
+            return jax.lax.scan(step, carry, replay.draw(self.replay, key, iteration, shape))
+
+        carry = (state.params, state.optimiser)
+        if config.updates == "joint":
+            carry, metrics = steps("both", key, carry)
+        else:
+            carry, metrics = steps("critic", jax.random.fold_in(key, 0), carry)
+            carry = jax.lax.cond(
+                iteration % config.actor_every == 0,
+                lambda c: steps("actor", jax.random.fold_in(key, 1), c)[0],
+                lambda c: c,
+                carry,
+            )
+        params, opt_state = carry
+        finite = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(params)]
+        metrics = {name: values.mean() for name, values in metrics.items()}
+        metrics["learning_rate"] = learning_rate
+        metrics["finite"] = jnp.stack(finite).all().astype(jnp.float32)
+        target = ncapo.update_target(config, params, state.target)
+        state = replace(state, params=params, target=target, optimiser=opt_state, iteration=state.iteration + 1)
+        return state, metrics
+
+    def _refuse_what_does_not_fit(self) -> None:
+        needed = self.replay.nbytes * self.n_seeds
+        free = available_memory()
+        if free is not None and needed > 0.8 * free:
+            fits = int(self.config.replay_rollouts * 0.8 * free / needed)
+            raise CapoError(
+                f"the replay needs {needed / 1e6:,.0f} MB ({self.replay.capacity} rollouts x {self.n_seeds} "
+                f"seeds) but {free / 1e6:,.0f} MB are free: set replay_rollouts to {fits} or less, "
+                "or run fewer seeds"
+            )
+
+
+class JittedLearner(_Learner):
+    """NCAPO on a jitted environment: K seeds are one program."""
+
+    def __init__(self, env: Any, config: NCAPOConfig, n_seeds: int) -> None:
+        super().__init__(env, config, n_seeds)
+        self._compiled: Any = None
+        self._evaluate = jax.jit(self._evaluate_seeds, static_argnames=("episodes", "deterministic"))
+
+    def init(self, seeds: Sequence[int]) -> TrainState:
+        """The state before the first iteration, one row a seed."""
+
+        def one(params: PyTree, key: Array) -> TrainState:
+            state_key, reset_key = jax.random.split(key)
+            env_state, obs = jax.vmap(self.env.reset)(jax.random.split(reset_key, self.config.n_envs))
+            return replace(self._init_seed(params, state_key), env_state=env_state, observation=obs)
+
+        keys = seed_keys(seeds, self.n_seeds)
+        state: TrainState = jax.jit(jax.vmap(one))(self._init_params(seeds), keys)
+        return state
+
+    def compile(self) -> float:
+        """Compile the training program (once) and return the seconds it took."""
+        if self.compile_seconds is None:
+            begin = time.perf_counter()
+            shapes = jax.eval_shape(lambda: self.init(range(self.n_seeds)))
+            run = jax.jit(self._run, donate_argnums=0)
+            self._compiled = run.lower(shapes, jnp.int32(0)).compile()
+            self.compile_seconds = time.perf_counter() - begin
+        return self.compile_seconds
+
+    def run(self, state: TrainState, iterations: int) -> tuple[TrainState, dict[str, np.ndarray[Any, Any]]]:
+        """``iterations`` iterations; the state given is used up (its buffers are donated).
+
+        Returns:
+            The state after them, and a dict of arrays (iterations, K).
+        """
+        self.compile()
+        state = to_device(state)
+        rows: list[Metrics] = []
+        done = 0
+        while done < iterations:
+            now = min(CHUNK, iterations - done)
+            state, metrics = self._compiled(state, jnp.int32(now))
+            rows.append({name: np.asarray(values)[:now] for name, values in metrics.items()})
+            done += now
+        if not rows:
+            return state, {}
+        return state, {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
+
+    def _run(self, state: TrainState, iterations: Array) -> tuple[TrainState, Metrics]:
+        """Up to CHUNK iterations; the number is an argument, so that every number is the same program."""
+
+        def body(row: Array, carry: tuple[TrainState, Metrics]) -> tuple[TrainState, Metrics]:
+            state, buffers = carry
+            state, metrics = jax.vmap(self._iterate, in_axes=(0, None))(state, state.iteration[0])
+            return state, {name: buffers[name].at[row].set(values) for name, values in metrics.items()}
+
+        shapes = jax.eval_shape(lambda: jax.vmap(self._iterate, in_axes=(0, None))(state, jnp.int32(0)))[1]
+        buffers = {name: jnp.zeros((CHUNK, *leaf.shape), leaf.dtype) for name, leaf in shapes.items()}
+        result: tuple[TrainState, Metrics] = jax.lax.fori_loop(0, iterations, body, (state, buffers))
+        return result
+
+    def _iterate(self, state: TrainState, iteration: Array) -> tuple[TrainState, Metrics]:
+        """One iteration of one seed."""
+        collect_key, learn_key = jax.random.split(jax.random.fold_in(state.key, iteration))
+        frames = iteration.astype(jnp.float32) * self.frames_per_iteration
+        epsilon = ncapo.epsilon_at(self.config, frames)
+        state, rollouts, episodes = self._collect(state, collect_key, epsilon)
+        state = replace(state, replay=replay.add(self.replay, state.replay, rollouts, iteration))
+        state, metrics = self._learn(state, iteration, learn_key)
+        return state, metrics | episodes | {"epsilon": epsilon}
+
+    def _collect(self, state: TrainState, key: Array, epsilon: Array) -> tuple[TrainState, Rollout, Metrics]:
+        """One rollout of every environment, as the replay stores it, and what became of the episodes."""
+        actor = networks.part(state.params, "actor")
+
+        def step(carry: Any, random: tuple[Array, Array]) -> tuple[Any, Any]:
+            env_state, obs, returns, lengths = carry
+            gumbel, env_keys = random
+            log_mu = ncapo.behaviour(networks.outputs(self.network, actor, obs), epsilon)
+            action = (log_mu + gumbel).argmax(-1).astype(jnp.int32)  # a sample of mu
+            moved = _step_and_reset(self.env, env_keys, env_state, action)
+            returns, lengths = returns + moved.reward, lengths + 1
+            done = moved.terminated | moved.truncated
+            taken = jnp.take_along_axis(log_mu, action[:, None], axis=-1)[:, 0]
+            row = Rollout(obs, action, moved.reward, moved.terminated, moved.truncated, taken)
+            ended = (done.sum(), jnp.where(done, returns, 0).sum(), jnp.where(done, lengths, 0).sum())
+            carry = (moved.env_state, moved.obs, jnp.where(done, 0, returns), jnp.where(done, 0, lengths))
+            successor = moved.successor if self.replay.successors > 1 else ()
+            return carry, (row, successor, ended)
+
+        carry = (state.env_state, state.observation, state.episode_return, state.episode_length)
+        carry, (rows, successors, ended) = jax.lax.scan(step, carry, self._randomness(key))
+        env_state, obs, returns, lengths = carry
+        if self.replay.successors == 1:
+            successors = obs[None]
+        rows = rows._replace(obs=jnp.concatenate([rows.obs, successors]))
+        rollouts = Rollout(*(jnp.moveaxis(leaf, 0, 1) for leaf in rows))
+        rollouts = rollouts._replace(obs=replay.pack(self.replay, rollouts.obs))
+        state = replace(
+            state, env_state=env_state, observation=obs, episode_return=returns, episode_length=lengths
+        )
+        episodes, total, steps = (x.sum().astype(jnp.float32) for x in ended)
+        mean = {"episode_return": total / episodes, "episode_length": steps / episodes}  # nan without any
+        return state, rollouts, {"episodes": episodes} | mean
+
+    def _randomness(self, key: Array) -> tuple[Array, Array]:
+        """Gumbel noise (T, n_envs, A) and keys (T, n_envs, 2, 2) of a rollout.
+
+        Drawn at once: every call of the generator adds about as much to the compile time as a layer does.
+        """
+        steps = (self.config.rollout_length, self.config.n_envs)
+        gumbel_key, env_key = jax.random.split(key)
+        return jax.random.gumbel(gumbel_key, (*steps, self.env.n_actions)), jax.random.split(env_key, (*steps, 2))
+
+    def evaluate(
+        self, params: PyTree, key: Array, episodes: int, deterministic: bool = False
+    ) -> np.ndarray[Any, Any]:
+        """Returns (episodes,) of one seed's policy: one whole episode in each of ``episodes`` environments.
+
+        Actions are sampled, without epsilon, unless ``deterministic``. Since every environment plays exactly
+        one episode, short episodes count no more than long ones.
+        """
+        params = jax.tree.map(lambda leaf: leaf[None], params)
+        returns = self._evaluate(params, key[None], episodes=episodes, deterministic=deterministic)
+        return np.asarray(returns)[0, :]
+
+    def evaluate_all(
+        self, state: TrainState, key: Array, episodes: int, deterministic: bool = False
+    ) -> np.ndarray[Any, Any]:
+        """:meth:`evaluate` of all seeds at once: (K, episodes)."""
+        keys = jax.random.split(key, self.n_seeds)
+        return np.asarray(self._evaluate(state.params, keys, episodes=episodes, deterministic=deterministic))
+
+    def _evaluate_seeds(self, params: PyTree, keys: Array, episodes: int, deterministic: bool) -> Array:
+        return jax.vmap(partial(self._evaluate_seed, episodes=episodes, deterministic=deterministic))(params, keys)
+
+    def _evaluate_seed(self, params: PyTree, key: Array, episodes: int, deterministic: bool) -> Array:
+        actor = networks.part(params, "actor")
+
+        def step(carry: Any) -> Any:
+            t, env_state, obs, returns, running = carry
+            action_key, env_key = jax.random.split(jax.random.fold_in(key, t))
+            logits = networks.outputs(self.network, actor, obs)
+            action = logits.argmax(-1) if deterministic else jax.random.categorical(action_key, logits)
+            env_keys = jax.random.split(env_key, episodes)
+            env_state, obs, reward, terminated, truncated = jax.vmap(self.env.step)(
+                env_keys, env_state, action.astype(jnp.int32)
+            )
+            returns = returns + jnp.where(running, reward, 0.0)
+            return t + 1, env_state, obs, returns, running & ~(terminated | truncated)
+
+        env_state, obs = jax.vmap(self.env.reset)(
+            jax.random.split(jax.random.fold_in(key, MAX_EVALUATION_STEPS), episodes)
+        )
+        carry = (jnp.int32(0), env_state, obs, jnp.zeros(episodes), jnp.ones(episodes, jnp.bool_))
+        carry = jax.lax.while_loop(lambda c: c[4].any() & (c[0] < MAX_EVALUATION_STEPS), step, carry)
+        return carry[3]
+
+
+@dataclass(frozen=True)
+class _Moved:
+    """What one step of all environments led to; ``obs`` is that of the new episode where one ended."""
+
+    env_state: PyTree
+    obs: Array
+    successor: Array
+    reward: Array
+    terminated: Array
+    truncated: Array
+
+
+def _step_and_reset(env: Any, keys: Array, env_state: PyTree, action: Array) -> _Moved:
+    """Step n environments, with two keys each (n, 2, 2), and start a new episode where one ended."""
+    n = action.shape[0]
+    env_state, successor, reward, terminated, truncated = jax.vmap(env.step)(keys[:, 0], env_state, action)
+    fresh_state, fresh_obs = jax.vmap(env.reset)(keys[:, 1])
+    terminated = jnp.asarray(terminated, jnp.bool_)
+    truncated = jnp.asarray(truncated, jnp.bool_) & ~terminated
+    done = terminated | truncated
+
+    def pick(fresh: Array, old: Array) -> Array:
+        return jnp.where(done.reshape(n, *(1,) * (old.ndim - 1)), fresh, old)
+
+    return _Moved(
+        jax.tree.map(pick, fresh_state, env_state),
+        pick(fresh_obs, successor),
+        successor,
+        jnp.asarray(reward, jnp.float32),
+        terminated,
+        truncated,
+    )
+
+
+def _act(
+    spec: networks.NetworkSpec, params: PyTree, obs: Array, key: Array, mask: Array, deterministic: bool
+) -> Array:
+    logits = networks.outputs(spec, networks.part(params, "actor"), obs)
+    logits = jnp.where(mask, logits, -jnp.inf)
+    return logits.argmax(-1) if deterministic else jax.random.categorical(key, logits)
+
+
+def seed_keys(seeds: Sequence[int], n_seeds: int) -> Array:
+    """Raw random keys (K, 2) of the seeds; everything a seed does follows from its own key."""
+    seeds = [int(seed) for seed in seeds]
+    if len(seeds) != n_seeds:
+        raise CapoError(f"{len(seeds)} seeds given to a learner made for {n_seeds}")
+    for seed in seeds:
+        if not 0 <= seed < 2**31:
+            raise CapoError(f"seed {seed} must lie between 0 and 2**31 - 1")
+    return jnp.stack([jax.random.PRNGKey(seed) for seed in seeds])
+
+
+def to_device(state: TrainState) -> TrainState:
+    """The state with numpy leaves (as a checkpoint has them) copied to the device."""
+    moved: TrainState = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jnp.array(x), state)
+    return moved
+
+
+def available_memory() -> int | None:
+    """Bytes free on the device (or this machine, for a CPU), or None where that is not known."""
+    try:
+        stats = jax.devices()[0].memory_stats()
+        if stats and "bytes_limit" in stats:
+            return int(stats["bytes_limit"]) - int(stats.get("bytes_in_use", 0))
+    except (RuntimeError, NotImplementedError):
+        pass
+    try:
+        with open("/proc/meminfo") as lines:
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (OSError, ValueError):
+        return None
+
+
+def make_learner(env: Any, config: NCAPOConfig, n_seeds: int = 1) -> Any:
+    """The learner for an environment made by :func:`capo.envs.make` (or a name for it).
+
+    Nothing large is allocated yet; what would not fit is refused here.
+    """
+    from capo import envs
+
+    env = envs.make(env)
+    if is_jitted(env):
+        return JittedLearner(env, config, n_seeds)
+    from capo.neural.host import HostLearner
+
+    return HostLearner(env, config, n_seeds)

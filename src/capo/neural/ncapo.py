@@ -1,0 +1,249 @@
+"""The NCAPO update (Algorithm 3 of the paper): critic by Retrace, actor by coordinate ascent.
+
+One batch of rollouts goes through these steps, in the paper's order:
+
+1. pi_m and Q' of every observation (:func:`evaluate`), Retrace returns and advantages of the taken actions;
+2. the critic's loss: squared distance of Q to the Retrace return;
+3. the actor's target pi~ = softmax(f + alpha * sign(A)) at the taken action, alpha = min(log 1/pi, clip);
+4. the actor's loss: KL between pi and pi~.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from capo.neural import networks
+from capo.neural.config import KL, NCAPOConfig
+from capo.neural.networks import NetworkSpec, Params
+from capo.neural.replay import Rollout
+from capo.neural.retrace import retrace
+from capo.update import StepSize, coordinate_update
+
+Array = Any
+PyTree = Any
+Metrics = dict[str, Array]
+
+
+class Evaluation(NamedTuple):
+    """What is regressed on, without gradient."""
+
+    log_pi: Array  # (B, T, A) the policy pi_m that the actor's target starts from
+    returns: Array  # (B, T) Retrace returns of the taken actions
+    advantage: Array  # (B, T) returns - V(s)
+
+
+def actor_target(log_pi: Array, advantage: Array, config: NCAPOConfig) -> Array:
+    """The coordinate-ascent target distribution pi~.
+
+    Args:
+        log_pi: (..., A) log-probabilities of pi_m.
+        advantage: (..., A) advantages of the pairs in the batch, 0 for those that are not in it.
+        config: clip, alpha_bonus and advantage_weight.
+
+    Returns:
+        (..., A) log-probabilities of pi~.
+    """
+    sign = jnp.sign(advantage)
+    alpha = StepSize("clipped", clip=config.clip).alpha(log_pi, sign) + config.alpha_bonus
+    if config.advantage_weight != "none":
+        alpha = alpha * jnp.abs(advantage)
+    return coordinate_update(log_pi, sign, alpha)
+
+
+def actor_loss(log_pi: Array, target: Array, kl: KL) -> Array:
+    """KL(pi || target), or KL(target || pi), over the last axis: (..., A) to (...,)."""
+    if kl == "policy-to-target":
+        return jnp.sum(jnp.exp(log_pi) * (log_pi - target), axis=-1)
+    return jnp.sum(jnp.exp(target) * (target - log_pi), axis=-1)
+
+
+def evaluate(
+    config: NCAPOConfig, batch: Rollout, log_pi: Array, q: Array, taken: Callable[[Array], Array]
+) -> Evaluation:
+    """Retrace returns and advantages of a batch.
+
+    Args:
+        config: gamma and retrace_lambda.
+        batch: (B, T) rollouts.
+        log_pi: (B, T + S, A) log pi_m of every row of ``batch.obs``.
+        q: (B, T + S, A) Q' of every row.
+        taken: picks the entries of the taken actions, (B, T, A) to (B, T).
+    """
+    length = batch.action.shape[-1]
+    value = jnp.sum(jnp.exp(log_pi) * q, axis=-1)
+    v_next = value[:, length:] if value.shape[-1] == 2 * length else value[:, 1:]
+    returns = retrace(
+        reward=batch.reward,
+        terminated=batch.terminated.astype(jnp.float32),
+        truncated=batch.truncated.astype(jnp.float32),
+        q_taken=taken(q[:, :length]),
+        v_next=v_next,
+        log_pi=taken(log_pi[:, :length]),
+        log_mu=batch.log_mu,
+        gamma=config.gamma,
+        lam=config.retrace_lambda,
+    )
+    evaluation = Evaluation(log_pi[:, :length], returns, returns - value[:, :length])
+    return jax.lax.stop_gradient(evaluation)
+
+
+def losses(
+    config: NCAPOConfig, spec: NetworkSpec, params: Params, target: Params, batch: Rollout, train: str
+) -> tuple[Array, Metrics]:
+    """The loss to descend and what to log.
+
+    Args:
+        params: the networks that learn.
+        target: slow copies, see :func:`init_target`.
+        batch: rollouts with unpacked observations.
+        train: "both", "critic" or "actor"; the loss has only those parts, the metrics have all.
+    """
+    length = batch.action.shape[-1]
+
+    def taken(x: Array) -> Array:
+        return jnp.take_along_axis(x, batch.action[..., None], axis=-1)[..., 0]
+
+    logits, q, features = networks.logits_and_q(spec, params, batch.obs[:, :length])
+    log_pi = jax.nn.log_softmax(logits)
+    evaluation = evaluate(
+        config, batch, *_slow_networks(config, spec, params, target, batch, logits, features), taken
+    )
+
+    critic = jnp.mean(jnp.square(taken(q) - evaluation.returns))
+    in_batch = jnp.arange(spec.n_actions) == batch.action[..., None]
+    advantage = jnp.where(in_batch, evaluation.advantage[..., None], 0.0)
+    if config.advantage_weight == "normalised":
+        # Not the sign: only how much the batch's advantages weigh against each other.
+        advantage = advantage / (jnp.mean(jnp.abs(evaluation.advantage)) + 1e-8)
+    pi_tilde = actor_target(evaluation.log_pi, advantage, config)
+    actor = jnp.mean(actor_loss(log_pi, pi_tilde, config.kl))
+    entropy = -jnp.mean(jnp.sum(jnp.exp(log_pi) * log_pi, axis=-1))
+    loss = jnp.zeros(())
+    if train in ("both", "critic"):
+        loss += config.critic_coefficient * critic
+    if train in ("both", "actor"):
+        loss += actor - config.entropy * entropy
+    metrics = {
+        "actor_loss": actor,
+        "critic_loss": critic,
+        "entropy": entropy,
+        "value": jnp.mean(evaluation.returns),
+        "advantage_abs": jnp.mean(jnp.abs(evaluation.advantage)),
+    }
+    return loss, metrics
+
+
+def _slow_networks(
+    config: NCAPOConfig,
+    spec: NetworkSpec,
+    params: Params,
+    target: Params,
+    batch: Rollout,
+    logits: Array,
+    features: Array,
+) -> tuple[Array, Array]:
+    """log pi_m and Q' of every row, (B, T + S, A) each, reusing what the current networks gave already."""
+    length = batch.action.shape[-1]
+    params, logits, features = jax.lax.stop_gradient((params, logits, features))
+    from_current = config.target_from == "current" or config.target_critic == "head"
+    if from_current:
+        more_logits, _, more_features = networks.logits_and_q(spec, params, batch.obs[:, length:])
+        logits = jnp.concatenate([logits, more_logits], axis=1)
+        features = jnp.concatenate([features, more_features], axis=1)
+    if config.target_from == "target-network":
+        logits = networks.outputs(spec, target["actor"], batch.obs)
+    if config.target_critic == "head":
+        q = networks.head(spec, target["critic"]["head"], features)
+    else:
+        q = networks.outputs(spec, target["critic"], batch.obs)
+    return jax.nn.log_softmax(logits), q
+
+
+def init_target(config: NCAPOConfig, params: Params) -> Params:
+    """The slow copies that the config needs: the critic (or its head), and the policy where it has one."""
+    target = {"critic": _target_critic(config, params)}
+    if config.target_from == "target-network":
+        target["actor"] = networks.part(params, "actor")
+    return jax.tree.map(jnp.copy, target)
+
+
+def update_target(config: NCAPOConfig, params: Params, target: Params) -> Params:
+    """Move the slow copies towards the networks that learn (once an iteration)."""
+    moved = {"critic": _polyak(target["critic"], _target_critic(config, params), config.tau_q)}
+    if "actor" in target:
+        moved["actor"] = _polyak(target["actor"], networks.part(params, "actor"), config.tau_policy)
+    return moved
+
+
+def _target_critic(config: NCAPOConfig, params: Params) -> Params:
+    critic = networks.part(params, "critic")
+    return {"head": critic["head"]} if config.target_critic == "head" else critic
+
+
+def _polyak(slow: Params, fast: Params, tau: float) -> Params:
+    return jax.tree.map(lambda s, f: (1 - tau) * s + tau * f, slow, fast)
+
+
+def optimiser(config: NCAPOConfig) -> optax.GradientTransformation:
+    """Clip, then Adam or RMSprop; the learning rate is applied by :func:`gradient_step`."""
+    if config.optimiser == "adam":
+        scale = optax.scale_by_adam(eps=config.optimiser_epsilon)
+    else:
+        scale = optax.scale_by_rms(
+            config.optimiser_decay, eps=config.optimiser_epsilon, eps_in_sqrt=False, bias_correction=False
+        )
+    return optax.chain(optax.clip_by_global_norm(config.max_grad_norm), scale)
+
+
+def gradient_step(
+    config: NCAPOConfig,
+    spec: NetworkSpec,
+    params: Params,
+    target: Params,
+    opt_state: Any,
+    batch: Rollout,
+    learning_rate: Array,
+    train: str,
+) -> tuple[Params, Any, Metrics]:
+    """One step on one batch; see :func:`losses` for the arguments."""
+    grads, metrics = jax.grad(lambda p: losses(config, spec, p, target, batch, train), has_aux=True)(params)
+    metrics["grad_norm"] = jnp.sqrt(sum(jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(grads)))
+    updates, new_opt_state = optimiser(config).update(grads, opt_state)
+    new_params = jax.tree.map(lambda p, u: p - learning_rate * u, params, updates)
+    if train != "both":
+        resting = "actor" if train == "critic" else "critic"
+        new_params = _rest(resting, params, new_params)
+        new_opt_state = _rest(resting, opt_state, new_opt_state)
+    return new_params, new_opt_state, metrics
+
+
+def _rest(name: str, old: PyTree, new: PyTree) -> PyTree:
+    """``new``, but ``old`` in the part called ``name``: its momentum must not move it while it rests."""
+
+    def choose(path: tuple[Any, ...], before: Array, after: Array) -> Array:
+        return before if any(getattr(key, "key", None) == name for key in path) else after
+
+    return jax.tree_util.tree_map_with_path(choose, old, new)
+
+
+def epsilon_at(config: NCAPOConfig, frames: Array) -> Array:
+    """Exploration after ``frames``: linear over the first part of the horizon, then constant."""
+    progress = jnp.minimum(frames / max(config.epsilon_fraction * config.horizon, 1.0), 1.0)
+    return config.epsilon_start + (config.epsilon_final - config.epsilon_start) * progress
+
+
+def learning_rate_at(config: NCAPOConfig, frames: Array) -> Array:
+    """Learning rate after ``frames``."""
+    if config.learning_rate_schedule == "constant":
+        return jnp.full((), config.learning_rate)
+    return config.learning_rate * jnp.maximum(1.0 - frames / config.horizon, 0.0)
+
+
+def behaviour(logits: Array, epsilon: Array) -> Array:
+    """Log-probabilities of mu = (1 - epsilon) pi + epsilon / A, from logits (..., A)."""
+    return jnp.log((1 - epsilon) * jax.nn.softmax(logits) + epsilon / logits.shape[-1])

@@ -1,0 +1,178 @@
+"""Actor and critic as plain parameter trees and pure functions.
+
+No network library: there are only two kinds of layer here, dense and a 3x3 convolution written as a matrix
+product, and a tree of arrays is what is vmapped over seeds, averaged into target networks and checkpointed.
+A real convolution would become a grouped one under vmap, which is slow on every device; nine shifted slices
+put side by side and multiplied by one matrix stay a (batched) matrix product.
+
+A *body* maps observations to features, a *head* features to one number per action. Trees:
+
+    separate trunks: {"actor": {"body", "head"}, "critic": {"body", "head"}}
+    shared trunk:    {"body", "actor": {"head"}, "critic": {"head"}}
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from capo.errors import CapoError
+from capo.neural.config import NCAPOConfig
+
+Array = Any
+Params = Any  # a dict tree of arrays
+
+KERNEL = 3
+
+
+@dataclass(frozen=True)
+class NetworkSpec:
+    """What the networks look like; decides the parameter tree."""
+
+    kind: Literal["mlp", "conv"]
+    observation_shape: tuple[int, ...]
+    n_actions: int
+    width: int
+    conv_features: int
+    layer_norm: bool
+    shared_trunk: bool
+    precision: Literal["float32", "bfloat16"] = "float32"
+
+
+def spec_for(config: NCAPOConfig, observation_shape: tuple[int, ...], n_actions: int) -> NetworkSpec:
+    """The networks for an environment; ``auto`` takes the convolution for image grids (three axes)."""
+    image = len(observation_shape) == 3 and min(observation_shape[:2]) >= KERNEL
+    if config.network == "conv" and not image:
+        raise CapoError(
+            f"network='conv' needs observations (height, width, channels) of at least 3x3, "
+            f"these have shape {observation_shape}: use network='mlp'"
+        )
+    kind: Literal["mlp", "conv"] = "conv" if image and config.network in ("auto", "conv") else "mlp"
+    return NetworkSpec(
+        kind,
+        tuple(observation_shape),
+        n_actions,
+        config.width,
+        config.conv_features,
+        config.layer_norm,
+        config.shared_trunk,
+        config.precision,
+    )
+
+
+def init(spec: NetworkSpec, rng: np.random.Generator) -> Params:
+    """Orthogonal parameters; the policy head is scaled by 0.01, so that the first policy is uniform.
+
+    Made by numpy on the host: compiling a QR factorisation takes seconds, doing it does not.
+    """
+    actor = {"head": _dense(rng, spec.width, spec.n_actions, scale=0.01)}
+    critic = {"head": _dense(rng, spec.width, spec.n_actions, scale=1.0)}
+    if spec.shared_trunk:
+        return {"body": _init_body(spec, rng), "actor": actor, "critic": critic}
+    return {
+        "actor": {"body": _init_body(spec, rng), **actor},
+        "critic": {"body": _init_body(spec, rng), **critic},
+    }
+
+
+def part(params: Params, name: Literal["actor", "critic"]) -> Params:
+    """One network, ``{"body", "head"}``, whether or not it shares its trunk."""
+    return {"body": params["body"], **params[name]} if "body" in params else params[name]
+
+
+def logits_and_q(spec: NetworkSpec, params: Params, obs: Array) -> tuple[Array, Array, Array]:
+    """Both networks at once.
+
+    Args:
+        obs: (..., *observation_shape) of any dtype.
+
+    Returns:
+        logits (..., A), Q (..., A), and the critic's features (..., width).
+    """
+    actor, critic = part(params, "actor"), part(params, "critic")
+    features = body(spec, critic["body"], obs)
+    policy_features = features if spec.shared_trunk else body(spec, actor["body"], obs)
+    return head(spec, actor["head"], policy_features), head(spec, critic["head"], features), features
+
+
+def outputs(spec: NetworkSpec, network: Params, obs: Array) -> Array:
+    """One network ``{"body", "head"}`` on observations (..., *observation_shape): (..., A)."""
+    return head(spec, network["head"], body(spec, network["body"], obs))
+
+
+def head(spec: NetworkSpec, layer: Params, features: Array) -> Array:
+    """Features (..., width) to one number an action (..., A), float32."""
+    return _apply_dense(spec, layer, features)
+
+
+def body(spec: NetworkSpec, layers: Params, obs: Array) -> Array:
+    """Observations (..., *observation_shape) to features (..., width)."""
+    lead = obs.shape[: obs.ndim - len(spec.observation_shape)]
+    x = _as_float(obs, spec)
+    if spec.kind == "conv":
+        x = _convolve(spec, layers["conv"], x)
+    x = x.reshape(*lead, -1)
+    for layer in layers["dense"]:
+        x = _activate(layer, _apply_dense(spec, layer, x))
+    return x
+
+
+def _as_float(obs: Array, spec: NetworkSpec) -> Array:
+    """Booleans to 0 and 1, bytes (images) to [0, 1]."""
+    dtype = jnp.dtype(spec.precision)
+    return obs.astype(dtype) / 255 if obs.dtype == jnp.uint8 else obs.astype(dtype)
+
+
+def _convolve(spec: NetworkSpec, layer: Params, x: Array) -> Array:
+    """3x3 convolution without padding as one matrix product: (..., H, W, C) to (..., H-2, W-2, F)."""
+    rows, columns = spec.observation_shape[0] - KERNEL + 1, spec.observation_shape[1] - KERNEL + 1
+    shifts = [x[..., i : i + rows, j : j + columns, :] for i in range(KERNEL) for j in range(KERNEL)]
+    return _activate(layer, _apply_dense(spec, layer, jnp.concatenate(shifts, axis=-1)))
+
+
+def _activate(layer: Params, x: Array) -> Array:
+    if "scale" in layer:
+        mean = x.mean(axis=-1, keepdims=True)
+        variance = jnp.square(x - mean).mean(axis=-1, keepdims=True)
+        x = (x - mean) * jax.lax.rsqrt(variance + 1e-6) * layer["scale"] + layer["shift"]
+    return jax.nn.relu(x)
+
+
+def _apply_dense(spec: NetworkSpec, layer: Params, x: Array) -> Array:
+    """``x @ kernel + bias`` in the chosen precision, with a float32 result."""
+    dtype = jnp.dtype(spec.precision)
+    product = jnp.matmul(x.astype(dtype), layer["kernel"].astype(dtype), preferred_element_type=jnp.float32)
+    return product + layer["bias"]
+
+
+def _init_body(spec: NetworkSpec, rng: np.random.Generator) -> Params:
+    shape = spec.observation_shape
+    if spec.kind == "conv":
+        patch = KERNEL * KERNEL * shape[2]
+        flat = (shape[0] - KERNEL + 1) * (shape[1] - KERNEL + 1) * spec.conv_features
+        return {
+            "conv": _hidden(spec, rng, patch, spec.conv_features),
+            "dense": [_hidden(spec, rng, flat, spec.width)],
+        }
+    flat = math.prod(shape)
+    return {"dense": [_hidden(spec, rng, flat, spec.width), _hidden(spec, rng, spec.width, spec.width)]}
+
+
+def _hidden(spec: NetworkSpec, rng: np.random.Generator, n_in: int, n_out: int) -> Params:
+    layer = _dense(rng, n_in, n_out, scale=math.sqrt(2))  # the gain of relu
+    if spec.layer_norm:
+        layer |= {"scale": np.ones(n_out, np.float32), "shift": np.zeros(n_out, np.float32)}
+    return layer
+
+
+def _dense(rng: np.random.Generator, n_in: int, n_out: int, scale: float) -> dict[str, Array]:
+    """A kernel with orthonormal columns (or rows, if those are fewer) times ``scale``, and a bias of 0."""
+    q, r = np.linalg.qr(rng.standard_normal((max(n_in, n_out), min(n_in, n_out))))
+    q *= np.sign(np.diag(r))  # makes it uniform over the orthogonal matrices
+    kernel = scale * (q if n_in >= n_out else q.T)
+    return {"kernel": kernel.astype(np.float32), "bias": np.zeros(n_out, np.float32)}

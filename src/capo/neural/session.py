@@ -1,0 +1,144 @@
+"""One call of ``learn``: the loop over chunks, and what happens between two of them."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from capo.errors import CapoError
+from capo.neural import checkpoint
+from capo.neural.checkpoint import DiskError
+from capo.neural.progress import Reporter
+from capo.neural.run import Interrupted, Interrupts, Interval, RunFolder
+from capo.neural.training import Diverged, Part, Rows, Training
+
+
+class Session:
+    """Advances a training to its target: logs, shows, checkpoints, and stops if asked.
+
+    Args:
+        training: what to advance.
+        run: the folder to write to, or None.
+        shown: where progress is shown.
+        every: how often to checkpoint.
+        content: makes a checkpoint's plain part from the lengths of the logs.
+    """
+
+    def __init__(
+        self,
+        training: Training,
+        run: RunFolder | None,
+        shown: Reporter,
+        every: Interval,
+        content: Callable[[Mapping[str, Any]], dict[str, Any]],
+    ) -> None:
+        self.training, self.run, self.shown = training, run, shown
+        self.every, self._content = every, content
+        self.last: Path | None = None  # the newest checkpoint
+        self._saved_at, self._saved_frames = time.monotonic(), -1
+
+    def start(self, new_plan: bool) -> None:
+        """Make sure that there is a state, and a checkpoint of it that knows what is about to be done.
+
+        Args:
+            new_plan: whether the target or the settings differ from those of the newest checkpoint.
+        """
+        self.training.start()
+        if self.run is None:
+            return
+        self._check_space(self.run)
+        paths = self.run.store.paths()
+        if paths and not new_plan:
+            self.last, self._saved_frames = paths[-1], self.training.total_frames
+        else:
+            self._checkpoint()
+
+    def train(self, callback: Callable[[Rows], bool | None] | None = None) -> None:
+        """Train until the target, a callback's False, or a signal."""
+        with Interrupts() as interrupts:
+            try:
+                self._train(callback, interrupts)
+            except DiskError as error:
+                assert self.run is not None
+                hint = f"then `capo resume {self.run.path}` goes on from {self.last.name}" if self.last else ""
+                raise DiskError(f"{error}; {hint}" if hint else str(error)) from error
+
+    def _train(self, callback: Callable[[Rows], bool | None] | None, interrupts: Interrupts) -> None:
+        training = self.training
+        self._compile()
+        for part in training.parts:
+            while part.iteration < training.target:
+                self._stop_if_asked(interrupts, part)
+                rows = self._advance(part)
+                if self.run is not None:
+                    self.run.log(rows)
+                self._show(rows)
+                if callback is not None and callback(rows) is False:
+                    self._checkpoint()
+                    return
+                if part.iteration >= training.target or self._due():
+                    self._checkpoint()
+        self._stop_if_asked(interrupts, training.parts[-1])
+
+    def _compile(self) -> None:
+        learner = self.training.learner
+        if learner.compile_seconds is None and self.training.iteration < self.training.target:
+            self.shown.message("compiling the training program (once a process) ...")
+            self.shown.message(f"compiled in {learner.compile():.1f} s")
+
+    def _advance(self, part: Part) -> Rows:
+        try:
+            return self.training.advance(part)
+        except Diverged as error:
+            kept = f"The last good checkpoint is {self.last}" if self.last else "No checkpoint was kept"
+            raise Diverged(
+                f"training diverged at {error}. {kept}; going on from it leads to the same place, so start a "
+                "new run with a lower learning_rate or max_grad_norm"
+            ) from None
+
+    def _stop_if_asked(self, interrupts: Interrupts, part: Part) -> None:
+        if interrupts.signum is None:
+            return
+        self._checkpoint()
+        frames = part.iteration * int(self.training.learner.frames_per_iteration)
+        raise Interrupted(interrupts.signum, frames, self.last)
+
+    def _show(self, rows: Rows) -> None:
+        training = self.training
+        known = [row["episode_return"] for row in rows if not np.isnan(row["episode_return"])]
+        iterations = sum(training.target - part.iteration for part in training.parts)
+        left = iterations * int(training.learner.frames_per_iteration) * len(rows)
+        speed = rows[0]["frames_per_second"]
+        mean = float(np.mean(known)) if known else float("nan")
+        self.shown.update(training.total_frames, speed, mean, left / speed)
+
+    # Checkpoints ------------------------------------------------------------------------------------------
+
+    def _check_space(self, run: RunFolder) -> None:
+        needed = checkpoint.size(self.training.tree()) * (run.store.keep + 1)
+        free = shutil.disk_usage(run.path).free
+        if needed > free:
+            raise CapoError(
+                f"{run.path}: {run.store.keep} checkpoints and one being written need {needed / 1e6:,.0f} "
+                f"MB, the disk has {free / 1e6:,.0f} MB left; free some, keep fewer, or shrink the replay"
+            )
+
+    def _checkpoint(self) -> None:
+        """Write a checkpoint, unless the newest one is of this very moment."""
+        frames = self.training.total_frames
+        if self.run is not None and frames != self._saved_frames:
+            content = self._content({"logs": self.run.log_lengths()})
+            self.last = self.run.store.save(frames, self.training.tree(), content)
+            self._saved_frames = frames
+        self._saved_at = time.monotonic()
+
+    def _due(self) -> bool:
+        if self.every.seconds is not None:
+            return time.monotonic() - self._saved_at >= self.every.seconds
+        assert self.every.frames is not None
+        return self.training.total_frames - self._saved_frames >= self.every.frames

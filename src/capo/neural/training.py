@@ -1,0 +1,180 @@
+"""The mutable middle of a run: the states of its seeds, advanced chunk by chunk, and what is logged."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from capo.errors import CapoError
+from capo.neural.checkpoint import Checkpoint
+
+PyTree = Any
+Rows = list[dict[str, float]]
+
+
+class Diverged(CapoError):
+    """A loss or a parameter is no longer a finite number."""
+
+
+@dataclass
+class Part:
+    """Seeds that advance together: all of a run on a jitted environment, one of them on the host's."""
+
+    seeds: list[int]
+    iteration: int = 0
+    state: PyTree | None = None
+
+
+class Training:
+    """The states of a run's seeds.
+
+    Attributes:
+        learner: the jitted learner; replaced when a new horizon needs another one.
+        parts: the seeds, grouped by what advances together.
+        log_every: iterations between two log points.
+        target: the iteration at which every part is done.
+        elapsed: seconds spent training, over all sessions.
+    """
+
+    def __init__(self, learner: Any, seeds: Sequence[int], together: bool) -> None:
+        self.learner = learner
+        self.parts = [Part(list(seeds))] if together else [Part([seed]) for seed in seeds]
+        self.log_every = 1
+        self.target = 0
+        self.elapsed = 0.0
+
+    @property
+    def iteration(self) -> int:
+        """Iterations that every seed has behind it."""
+        return min(part.iteration for part in self.parts)
+
+    @property
+    def total_frames(self) -> int:
+        """Frames done, summed over what runs one after another: it orders the checkpoints."""
+        return sum(part.iteration for part in self.parts) * int(self.learner.frames_per_iteration)
+
+    def start(self) -> None:
+        """Make the initial state of the first seeds, if there is none yet."""
+        if self.parts[0].state is None:
+            self.parts[0].state = self.learner.init(self.parts[0].seeds)
+
+    def chunk(self, part: Part) -> int:
+        """Iterations to the next log point of ``part``, or to the target."""
+        return min(self.log_every - part.iteration % self.log_every, self.target - part.iteration)
+
+    def advance(self, part: Part) -> Rows:
+        """Run one chunk of ``part``; returns its log point."""
+        if part.state is None:
+            if part.iteration:
+                raise CapoError("the training state was lost when learn() was stopped half-way: load a checkpoint")
+            part.state = self.learner.init(part.seeds)
+        iterations = self.chunk(part)
+        start = time.perf_counter()
+        # The learner takes the state's memory for its result: if it fails there is no state.
+        state, part.state = part.state, None
+        part.state, metrics = self.learner.run(state, iterations)
+        seconds = time.perf_counter() - start
+        self.elapsed += seconds
+        first = part.iteration + 1
+        part.iteration += iterations
+        rows = self._rows(part, metrics, seconds / iterations)
+        self._check_finite(part, metrics, first)
+        return rows
+
+    def _rows(self, part: Part, metrics: Mapping[str, Any], seconds: float) -> Rows:
+        """One row per seed: counts summed, episode statistics weighted by episodes, the rest averaged."""
+        frames = int(self.learner.frames_per_iteration)
+        columns = {name: np.asarray(values, np.float64) for name, values in metrics.items()}
+        episodes = columns.pop("episodes")
+        columns.pop("finite")  # a guard, always 1 in a row that is written
+        rows = []
+        for index, seed in enumerate(part.seeds):
+            count = episodes[:, index]
+            row: dict[str, float] = {
+                "seed": seed,
+                "iteration": part.iteration,
+                "frames": part.iteration * frames,
+                "episodes": int(count.sum()),
+            }
+            for name in sorted(columns, key=_order):
+                values = columns[name]
+                if name.startswith("episode_"):
+                    total = np.where(count > 0, values[:, index], 0.0) @ count
+                    row[name] = float(total / count.sum()) if count.any() else math.nan
+                else:
+                    row[name] = float(values[:, index].mean())
+            row["elapsed_seconds"] = self.elapsed
+            row["frames_per_second"] = frames * len(part.seeds) / max(seconds, 1e-9)
+            rows.append(row)
+        return rows
+
+    def _check_finite(self, part: Part, metrics: Mapping[str, Any], first: int) -> None:
+        """Raise if a loss is not finite or the learner saw a parameter that is not."""
+        watched = {name: np.asarray(metrics[name]) for name in ("actor_loss", "critic_loss", "grad_norm")}
+        bad = np.asarray(metrics["finite"]) == 0
+        for values in watched.values():
+            bad = bad | ~np.isfinite(values)
+        if not bad.any():
+            return
+        at, index = (int(i) for i in np.argwhere(bad)[0])
+        shown = ", ".join(f"{name} {value[at, index]:g}" for name, value in watched.items())
+        broken = self._broken_parameters(part, index)
+        raise Diverged(
+            f"iteration {first + at}, seed {part.seeds[index]}: {shown}"
+            + (f"; not finite by iteration {part.iteration}: {broken}" if broken else "")
+        )
+
+    def _broken_parameters(self, part: Part, index: int) -> str:
+        params = self.learner.policy_params(part.state, index)
+        broken = []
+        for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
+            wrong = int((~jnp.isfinite(leaf)).sum())
+            if wrong:
+                name = jax.tree_util.keystr(path, simple=True, separator="/")
+                broken.append(f"{name} ({wrong} of {leaf.size})")
+        return ", ".join(broken[:3]) + (f" and {len(broken) - 3} more" if len(broken) > 3 else "")
+
+    # To disk and back -------------------------------------------------------------------------------------
+
+    def tree(self) -> PyTree:
+        """All arrays a checkpoint has to hold."""
+        return {str(index): part.state for index, part in enumerate(self.parts) if part.state is not None}
+
+    def content(self) -> dict[str, Any]:
+        """All plain values a checkpoint has to hold."""
+        return {
+            "parts": [
+                {"seeds": p.seeds, "iteration": p.iteration, "started": p.state is not None} for p in self.parts
+            ],
+            "log_every": self.log_every,
+            "target": self.target,
+            "elapsed_seconds": self.elapsed,
+            "frames_per_iteration": int(self.learner.frames_per_iteration),
+        }
+
+    def restore(self, saved: Checkpoint) -> None:
+        """Take over everything :meth:`tree` and :meth:`content` gave away."""
+        content = saved.content["training"]
+        self.log_every, self.target = content["log_every"], content["target"]
+        self.elapsed = content["elapsed_seconds"]
+        for index, (part, stored) in enumerate(zip(self.parts, content["parts"], strict=True)):
+            part.iteration = stored["iteration"]
+            if stored["started"]:
+                part.state = saved.restore(self._shapes(part), prefix=f"{index}/")
+
+    def _shapes(self, part: Part) -> PyTree:
+        """The structure of a state, which the learner alone knows, without making one."""
+        return jax.eval_shape(lambda: self.learner.init(part.seeds))
+
+
+def _order(column: str) -> tuple[int, str]:
+    """Where a column stands in metrics.csv: what people look at first comes first."""
+    first = ("episode_return", "episode_length", "actor_loss", "critic_loss", "entropy", "grad_norm")
+    return (first.index(column) if column in first else len(first), column)

@@ -1,0 +1,257 @@
+"""The agent people hold: learn, predict, evaluate, and Stable-Baselines3's way of using it."""
+
+from __future__ import annotations
+
+import doctest
+import warnings
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers_shell import ENV, FRAMES, TINY, TINY_640, bits, metrics
+
+import capo
+import capo.neural.agent
+import capo.neural.progress
+import capo.neural.run
+import capo.neural.tensorboard
+
+CARTPOLE: dict[str, Any] = TINY | {"horizon": 640}
+
+
+@pytest.fixture(scope="module")
+def agent() -> capo.NCAPO:
+    return capo.NCAPO(ENV, seeds=2, **TINY_640).learn(640)
+
+
+@pytest.fixture(scope="module")
+def cartpole() -> capo.NCAPO:
+    return capo.NCAPO("CartPole-v1", **CARTPOLE).learn(160)
+
+
+@pytest.mark.parametrize(
+    "module", [capo.neural.agent, capo.neural.progress, capo.neural.run, capo.neural.tensorboard]
+)
+def test_examples_in_docstrings(module: Any) -> None:
+    result = doctest.testmod(module)
+    assert result.attempted > 0
+    assert result.failed == 0
+
+
+def test_learn_does_exactly_what_it_says() -> None:
+    agent = capo.NCAPO(ENV, **TINY_640)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert agent.learn(10 * FRAMES).frames == 10 * FRAMES
+    with pytest.warns(capo.CapoWarning, match=r"learn\(100\): rounded up to 112 frames.* of 16"):
+        agent.learn(100)
+    assert agent.frames == 10 * FRAMES + 112
+    for wrong in (0, -5, 1.5, True):
+        with pytest.raises(capo.CapoError, match="positive integer"):
+            agent.learn(wrong)  # type: ignore[arg-type]
+
+
+def test_the_first_learn_sets_the_horizon_and_later_ones_stay_at_the_end() -> None:
+    rates: list[float] = []
+
+    def note(_: Any, rows: list[dict[str, float]]) -> None:
+        rates.append(rows[0]["learning_rate"])
+
+    agent = capo.NCAPO(ENV, **TINY, log_every=FRAMES, learning_rate_schedule="linear", learning_rate=1e-3)
+    agent.learn(640, callback=note)
+    assert agent.config.horizon == 640
+    assert rates[0] == pytest.approx(1e-3)
+    assert rates[-1] == pytest.approx(1e-3 / 40, rel=1e-3)
+    rates.clear()
+    agent.learn(160, callback=note)
+    assert agent.config.horizon == 640
+    assert rates == [0.0] * 10
+    rates.clear()
+    agent.learn(160, callback=note, horizon=1600)
+    assert agent.config.horizon == 1600
+    assert rates[0] == pytest.approx(1e-3 / 2)
+
+
+def test_callbacks_see_the_rows_and_can_stop() -> None:
+    seen: list[dict[str, float]] = []
+
+    def stop_at_320(who: Any, rows: list[dict[str, float]]) -> bool | None:
+        assert isinstance(who, capo.NCAPO)
+        seen.extend(rows)
+        return False if rows[0]["frames"] >= 320 else None
+
+    agent = capo.NCAPO(ENV, seeds=2, log_every=160, **TINY_640)
+    agent.learn(640, callback=stop_at_320)
+    assert (agent.frames, agent.frames_left) == (320, 320)
+    assert [(row["seed"], row["frames"]) for row in seen] == [(0, 160), (1, 160), (0, 320), (1, 320)]
+    assert all(row["episodes"] > 0 and -1 <= row["episode_return"] <= 1 for row in seen)
+
+
+def test_predict_takes_one_or_many(agent: capo.NCAPO) -> None:
+    action, state = agent.predict([1.0], state="kept", deterministic=True)
+    assert (np.shape(action), state) == ((), "kept")
+    batch, _ = agent.predict(np.array([[1.0], [-1.0], [1.0]]), deterministic=True)
+    assert batch.shape == (3,)
+    assert batch.dtype == np.int64
+    assert batch[0] == batch[2] == action
+    for wrong in (1.0, [1.0, 2.0], [[1.0, 2.0]], {"a": 1}):
+        with pytest.raises(capo.CapoError, match=r"has shape \(1,\)"):
+            agent.predict(wrong)
+
+
+def test_predict_samples_unless_told() -> None:
+    fresh = capo.NCAPO(ENV, **TINY_640)  # nothing learned: both actions are about as likely
+    sampled, _ = fresh.predict(np.ones((400, 1)))
+    assert 0.2 < sampled.mean() < 0.8
+    likeliest, _ = fresh.predict(np.ones((400, 1)), deterministic=True)
+    assert len(set(likeliest.tolist())) == 1
+    first, _ = fresh.predict(np.ones((400, 1)))
+    second, _ = fresh.predict(np.ones((400, 1)))
+    assert (first != second).any()
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_masked_actions_are_never_taken(agent: capo.NCAPO, deterministic: bool) -> None:
+    observations = np.array([[1.0], [-1.0]] * 50)
+    for allowed in (0, 1):
+        mask = np.arange(2) == allowed
+        actions, _ = agent.predict(observations, deterministic=deterministic, action_mask=mask)
+        assert set(actions.tolist()) == {allowed}
+    each = np.eye(2, dtype=bool)[np.arange(100) % 2]
+    actions, _ = agent.predict(observations, deterministic=deterministic, action_mask=each)
+    assert actions.tolist() == [0, 1] * 50
+    with pytest.raises(capo.CapoError, match="no action"):
+        agent.predict([1.0], action_mask=[False, False])
+    with pytest.raises(capo.CapoError, match=r"allowed are \(2,\) and \(1, 2\)"):
+        agent.predict([1.0], action_mask=[True])
+
+
+def test_evaluation(agent: capo.NCAPO) -> None:
+    found = agent.evaluate(50)
+    assert found.returns.shape == (2, 50)
+    assert found.mean == pytest.approx(found.returns.mean())
+    means = found.returns.mean(axis=1)
+    assert found.standard_error == pytest.approx(abs(means[0] - means[1]) / 2)  # of two numbers
+    assert (agent.evaluate(50).returns == found.returns).all()
+    assert (agent.evaluate(50, seed=1).returns != found.returns).any()
+    alone = capo.NCAPO(ENV, **TINY_640).evaluate(50)
+    assert alone.standard_error == pytest.approx(alone.returns.std(ddof=1) / np.sqrt(50))
+    with pytest.raises(capo.CapoError, match="at least one episode"):
+        agent.evaluate(0)
+
+
+def test_it_learns_and_each_seed_can_be_asked() -> None:
+    agent = capo.NCAPO(ENV, seeds=[3, 7], **TINY | {"learning_rate": 3e-3}).learn(6400)
+    assert agent.evaluate(50, deterministic=True).mean > 0.9
+    for seed in (3, 7):
+        assert agent.use_seed(seed).predict(np.array([[1.0], [-1.0]]), deterministic=True)[0].tolist() == [
+            1,
+            0,
+        ]
+    with pytest.raises(capo.CapoError, match="seed 0 was not trained: there are 3, 7"):
+        agent.use_seed(0)
+
+
+def evaluate_policy_stand_in(model: Any, env: Any, n_eval_episodes: int) -> list[float]:
+    """What stable_baselines3.common.evaluation.evaluate_policy does with a model, on one environment."""
+    returns: list[float] = []
+    observations = env.reset(seed=0)[0][None]
+    states, starts, total = None, np.ones(1, bool), 0.0
+    while len(returns) < n_eval_episodes:
+        actions, states = model.predict(observations, state=states, episode_start=starts, deterministic=True)
+        observation, reward, terminated, truncated, _ = env.step(actions[0])
+        total += float(reward)
+        starts = np.array([terminated or truncated])
+        if starts[0]:
+            returns.append(total)
+            total, observation = 0.0, env.reset()[0]
+        observations = observation[None]
+    return returns
+
+
+def test_the_way_stable_baselines3_evaluates(cartpole: capo.NCAPO) -> None:
+    returns = evaluate_policy_stand_in(cartpole, gymnasium.make("CartPole-v1"), 3)
+    assert len(returns) == 3
+    assert all(1 <= value <= 500 for value in returns)
+
+
+def test_stable_baselines3_itself(cartpole: capo.NCAPO) -> None:
+    evaluation = pytest.importorskip("stable_baselines3.common.evaluation")
+    mean, deviation = evaluation.evaluate_policy(
+        cartpole, gymnasium.make("CartPole-v1"), n_eval_episodes=3, warn=False
+    )
+    assert 1 <= mean <= 500
+    assert deviation >= 0
+
+
+def test_gymnasium_seeds_run_one_after_another(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    agent = capo.NCAPO("CartPole-v1", seeds=2, out=out, log_every=80, **CARTPOLE).learn(160)
+    rows = metrics(out)
+    assert [(row["seed"], row["frames"]) for row in rows] == [
+        ("0", "80"),
+        ("0", "160"),
+        ("1", "80"),
+        ("1", "160"),
+    ]
+    assert agent.evaluate(4).returns.shape == (2, 4)
+    loaded = capo.NCAPO.load(out)
+    assert bits(loaded) == bits(agent)
+    assert loaded.frames == 160
+    resumed = capo.NCAPO.resume(out)
+    notes = resumed.resume_notes(capo.neural.run.read_config(out))
+    assert len(notes) == 1
+    assert "new episodes start" in notes[0]
+
+
+def test_gymnasium_stops_between_seeds_and_goes_on(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+
+    def stop(_: Any, rows: list[dict[str, float]]) -> bool:
+        return not (rows[0]["seed"] == 1 and rows[0]["frames"] == 80)
+
+    agent = capo.NCAPO("CartPole-v1", seeds=3, out=out, log_every=80, **CARTPOLE).learn(160, callback=stop)
+    with pytest.raises(capo.CapoError, match="seed 2 has not been trained"):
+        agent.evaluate(2)
+    resumed = capo.NCAPO.resume(out)
+    resumed.learn(resumed.frames_left)
+    assert [row["seed"] for row in metrics(out)] == ["0", "0", "1", "1", "2", "2"]
+    assert resumed.frames == 160
+
+
+def test_an_environment_object(tmp_path: Path) -> None:
+    """A user's own jitted environment: usable everywhere, but given again when loading."""
+
+    class Coin:
+        name = "coin"
+        n_actions = 2
+        observation_shape = (1,)
+        observation_dtype = np.float32
+
+        def reset(self, key: Any) -> tuple[Any, Any]:
+            del key
+            return jnp.float32(0), jnp.zeros(1)
+
+        def step(self, key: Any, state: Any, action: Any) -> tuple[Any, ...]:
+            del key
+            reward = jnp.where(action == 1, 1.0, 0.0)
+            return state, jnp.zeros(1), reward, jnp.bool_(True), jnp.bool_(False)
+
+    agent = capo.NCAPO(Coin(), **TINY_640).learn(320)
+    path = agent.save(tmp_path / "coin")
+    with pytest.raises(capo.CapoError, match=r"'coin'.*give it again as env="):
+        capo.NCAPO.load(path)
+    assert bits(capo.NCAPO.load(path, env=Coin())) == bits(agent)
+    with pytest.raises(capo.CapoError, match="environment changed: name was 'coin'"):
+        capo.NCAPO.load(path, env="probe-both")
+
+
+def test_loading_into_a_new_folder(tmp_path: Path) -> None:
+    path = capo.NCAPO(ENV, **TINY_640).learn(320).save(tmp_path / "agent")
+    capo.NCAPO.load(path, out=tmp_path / "more").learn(320)
+    assert metrics(tmp_path / "more")[-1]["frames"] == "640"
+    with pytest.raises(capo.CapoError, match="already holds a run"):
+        capo.NCAPO.load(path, out=tmp_path / "more")

@@ -1,0 +1,177 @@
+"""Environments: names, spaces, autoreset modes, the protocol and its documented example."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from capo import envs
+from capo.envs.minatar import NAMES
+from capo.errors import CapoError
+from capo.neural import replay
+from capo.neural.config import NCAPOConfig
+from capo.neural.host import Collector
+from capo.neural.loop import make_learner
+
+
+class Counter(gymnasium.Env):
+    """Observes the step's number; episode e (from 0) ends after 2 + e % 3 steps, terminated if e is even."""
+
+    action_space = spaces.Discrete(2, start=5)
+    observation_space = spaces.Box(0, 99, (2,), np.float64)
+
+    def __init__(self):
+        self.episode = -1
+
+    def _obs(self):
+        return np.array([self.episode, self.steps], np.float64)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed, options=options)
+        self.episode, self.steps = self.episode + 1, 0
+        return self._obs(), {}
+
+    def step(self, action):
+        assert action in (5, 6), "the space starts at 5"
+        self.steps += 1
+        end = self.steps == 2 + self.episode % 3
+        even = self.episode % 2 == 0
+        return self._obs(), float(action - 5), end and even, end and not even, {}
+
+
+def vector(mode, n=3):
+    return SyncVectorEnv([Counter] * n, autoreset_mode=mode)
+
+
+@pytest.mark.parametrize("mode", ["one", *AutoresetMode])
+def test_every_autoreset_mode_gives_the_same_transitions(mode):
+    """Each environment's own sequence of steps is what the environment itself says it is."""
+    env = envs.make(Counter() if mode == "one" else vector(mode))
+    config = NCAPOConfig(n_envs=6, rollout_length=4)
+    spec = replay.spec_for(config, env.observation_shape, env.observation_dtype, True)
+    collector = Collector(env.open(6), spec, seed=0)
+    rng = np.random.default_rng(0)
+    returns = 0
+
+    def behave(obs, step):
+        del step
+        return rng.integers(0, 2, len(obs)), np.full(len(obs), -0.5, np.float32)
+
+    for _ in range(4):
+        rollouts, episodes = collector.collect(behave, 6)
+        returns += episodes["episodes"]
+        obs, successor = rollouts.obs[:, :4], rollouts.obs[:, 4:]
+        episode, step = obs[..., 0], obs[..., 1]
+        np.testing.assert_array_equal(successor[..., 0], episode)  # no step leads into another episode
+        np.testing.assert_array_equal(successor[..., 1], step + 1)
+        end = step + 1 == 2 + episode % 3
+        np.testing.assert_array_equal(rollouts.terminated, end & (episode % 2 == 0))
+        np.testing.assert_array_equal(rollouts.truncated, end & (episode % 2 == 1))
+        np.testing.assert_array_equal(rollouts.reward, rollouts.action)
+        goes_on = ~end[:, :-1]
+        np.testing.assert_array_equal(obs[:, 1:][goes_on], successor[:, :-1][goes_on])
+        np.testing.assert_array_equal(step[:, 1:][~goes_on], 0)  # and every end is followed by a start
+    assert returns > 10
+
+
+def test_gymnasium_spaces_are_encoded():
+    frozen = envs.make("FrozenLake-v1")
+    assert (frozen.observation_shape, frozen.observation_dtype, frozen.n_actions) == ((16,), np.bool_, 4)
+    np.testing.assert_array_equal(frozen.encode(np.array([0, 3])).argmax(-1), [0, 3])
+    cart = envs.make("CartPole-v1")
+    assert (cart.name, cart.observation_shape, cart.n_actions, cart.jitted) == ("CartPole-v1", (4,), 2, False)
+    assert envs.make(Counter()).observation_dtype == np.float32
+
+    class Bits(Counter):
+        observation_space = spaces.MultiBinary([2, 3])
+
+    bits = envs.make(Bits())
+    assert (bits.observation_shape, bits.observation_dtype, bits.raw_shape) == ((2, 3), np.bool_, (2, 3))
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        ("minatar-brekout", "did you mean 'minatar-breakout'"),
+        ("CartPole-v9", "did you mean 'CartPole-v1'"),
+        ("Pendulum-v1", "Box.*finite number of actions"),
+        ("Blackjack-v1", "FlattenObservation"),
+        (3, "is no environment"),
+    ],
+)
+def test_mistakes_are_named(env, message):
+    with pytest.raises(CapoError, match=message):
+        envs.make(env)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_minatar_games_step_under_jit(name):
+    env = envs.make(name)
+    assert env.observation_dtype == np.bool_
+    state, obs = jax.eval_shape(env.reset, jax.random.PRNGKey(0))
+    state2, obs2, reward, _, _ = jax.eval_shape(env.step, jax.random.PRNGKey(0), state, jnp.int32(0))
+    assert obs.shape == obs2.shape == env.observation_shape
+    assert (reward.shape, reward.dtype) == ((), jnp.float32)
+    assert jax.tree.structure(state) == jax.tree.structure(state2)
+
+
+class Good:
+    name, n_actions, observation_shape, observation_dtype = "good", 2, (1,), np.float32
+
+    def reset(self, key):
+        del key
+        return jnp.int32(0), jnp.zeros(1)
+
+    def step(self, key, env_state, action):
+        del key, action
+        return env_state + 1, jnp.zeros(1), jnp.float32(0), env_state > 3, jnp.bool_(False)
+
+
+def test_the_protocol_is_checked():
+    assert envs.make(Good()).n_actions == 2
+
+    class WrongShape(Good):
+        observation_shape = (2,)
+
+    class ChangingState(Good):
+        def step(self, key, env_state, action):
+            _, *rest = super().step(key, env_state, action)
+            return (env_state * 1.0, *rest)
+
+    class FourValues(Good):
+        def step(self, key, env_state, action):
+            return super().step(key, env_state, action)[:4]
+
+    class Untraceable(Good):
+        def step(self, key, env_state, action):
+            return super().step(key, env_state, action) if action else None
+
+    for env, message in (
+        (WrongShape(), "observation of shape"),
+        (ChangingState(), "type of env_state"),
+        (FourValues(), "4 values"),
+        (Untraceable(), "cannot be traced"),
+    ):
+        with pytest.raises(CapoError, match=message):
+            envs.make(env)
+
+
+def test_the_example_in_the_docs_trains():
+    page = (Path(__file__).parents[2] / "docs" / "neural.md").read_text()
+    code = re.search(r"```python\n(class .*?)```", page, re.DOTALL)
+    assert code is not None
+    assert len(code[1].splitlines()) <= 24
+    names: dict = {"np": np, "jnp": jnp}
+    exec(code[1], names)
+    learner = make_learner(names["Corridor"](), NCAPOConfig(horizon=6400, width=16, gradient_steps=2), 1)
+    _, metrics = learner.run(learner.init([0]), 8)
+    assert np.isfinite(metrics["critic_loss"]).all()
+    assert metrics["episodes"].sum() > 0

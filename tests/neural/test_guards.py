@@ -1,0 +1,201 @@
+"""What can go wrong is said clearly, before work starts where it can be known, and nothing is lost."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers_shell import ENV, TINY, TINY_640, metrics
+
+import capo
+from capo.neural import checkpoint, run, session
+from capo.neural.run import Interval, RunFolder, next_folder
+
+
+def test_a_run_that_diverges_stops_and_names_what_and_where(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    agent = capo.NCAPO(ENV, out=out, log_every=160, checkpoint_every=160, **TINY, learning_rate=1e25)
+    with pytest.raises(capo.CapoError) as caught:
+        agent.learn(3200)
+    text = str(caught.value)
+    assert "diverged at iteration" in text
+    assert "seed 0: actor_loss" in text
+    assert "critic_loss" in text
+    kept = sorted((out / "checkpoints").iterdir())
+    assert str(kept[-1]) in text
+    good = checkpoint.read(kept[-1])
+    assert all((array == array).all() for array in good.arrays.values()), "a state with nan was checkpointed"
+
+
+def test_diverging_without_a_folder() -> None:
+    agent = capo.NCAPO(ENV, log_every=160, **TINY, learning_rate=1e25)
+    with pytest.raises(capo.CapoError, match="No checkpoint was kept"):
+        agent.learn(3200)
+
+
+def test_a_full_disk_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "run"
+    real, calls = os.fsync, []
+
+    def full(descriptor: int) -> None:
+        calls.append(descriptor)
+        if len(calls) > 15:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(descriptor)
+
+    monkeypatch.setattr(checkpoint.os, "fsync", full)
+    agent = capo.NCAPO(ENV, out=out, log_every=80, checkpoint_every=80, **TINY_640)
+    with pytest.raises(capo.CapoError, match=rf"disk is full.*capo resume {out}` goes on from checkpoint-0000"):
+        agent.learn(640)
+    monkeypatch.setattr(checkpoint.os, "fsync", real)
+    resumed = capo.NCAPO.resume(out)
+    assert 0 < resumed.frames < 640
+    resumed.learn(resumed.frames_left)
+    reference = tmp_path / "reference"
+    capo.NCAPO(ENV, out=reference, log_every=80, **TINY_640).learn(640)
+    assert metrics(out) == metrics(reference)
+
+
+def test_too_little_space_is_known_before_work_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(session.shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    agent = capo.NCAPO(ENV, out=tmp_path / "run", **TINY_640)
+    with pytest.raises(capo.CapoError, match=r"3 checkpoints and one being written need .* MB"):
+        agent.learn(640)
+    assert agent.frames == 0
+
+
+def test_a_folder_that_holds_a_run_is_refused(tmp_path: Path) -> None:
+    RunFolder.create(tmp_path / "run", dict.fromkeys(run._NEEDED, 3)).close()
+    with pytest.raises(capo.CapoError, match=r"already holds a run.*capo resume .*another --out"):
+        capo.NCAPO(ENV, out=tmp_path / "run")
+
+
+def test_an_output_that_is_a_file_or_below_one(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(capo.CapoError, match="is a file"):
+        capo.NCAPO(ENV, out=tmp_path / "file")
+    with pytest.raises(capo.CapoError, match="is a file, so no folder"):
+        capo.NCAPO(ENV, out=tmp_path / "file" / "run")
+
+
+def test_a_read_only_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run.os, "access", lambda *_: False)  # chmod does not stop root, who may run this
+    with pytest.raises(capo.CapoError, match="read-only"):
+        capo.NCAPO(ENV, out=tmp_path / "run")
+
+
+def test_two_processes_can_not_train_in_one_folder(tmp_path: Path) -> None:
+    first = RunFolder.create(tmp_path / "run", dict.fromkeys(run._NEEDED, 3))
+    with pytest.raises(capo.CapoError, match="another process is training"):
+        RunFolder.open(tmp_path / "run")
+    first.close()
+    RunFolder.open(tmp_path / "run").close()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"env": "minatar-brekout"}, "minatar-breakout"),
+        ({"env": "Pendulum-v1"}, "finite number of actions"),
+        ({"preset": "papr"}, "paper"),
+        ({"lerning_rate": 1}, "learning_rate"),
+        ({"gamma": 1.5}, "between 0 and 1"),
+        ({"seeds": 0}, "at least one"),
+        ({"seeds": [1, 1]}, "no two may be equal"),
+        ({"seed": -1}, "from 0 to"),
+        ({"keep": 0}, "at least one checkpoint"),
+        ({"log_every": 0}, "at least one frame"),
+        ({"checkpoint_every": "often"}, "60s"),
+    ],
+)
+def test_mistakes_are_known_at_once(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(capo.CapoError, match=message):
+        capo.NCAPO(**({"env": ENV} | options))
+
+
+def test_several_seeds_need_a_name() -> None:
+    gymnasium = pytest.importorskip("gymnasium")
+    with pytest.raises(capo.CapoError, match="environment's id"):
+        capo.NCAPO(gymnasium.make("CartPole-v1"), seeds=2)
+
+
+@pytest.mark.parametrize("text", ["", "0", "-5", "1.5", "5 days", "nan", "infs", "s", "1e400s"])
+def test_intervals_that_make_no_sense(text: str) -> None:
+    with pytest.raises(capo.CapoError, match="60s, 5m or 1h"):
+        Interval.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("90s", Interval(90.0)),
+        ("0.5m", Interval(30.0)),
+        ("2h", Interval(7200.0)),
+        ("1e5", Interval(frames=100_000)),
+    ],
+)
+def test_intervals(text: str, expected: Interval) -> None:
+    assert Interval.parse(text) == expected
+    assert Interval.parse(str(expected)) == expected
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("finished") / "run"
+    capo.NCAPO(ENV, out=out, **TINY_640).learn(320)
+    return out
+
+
+def test_resuming_what_was_changed(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(finished, out)
+    config = json.loads((out / "config.json").read_text())
+    changed = config | {"config": config["config"] | {"gamma": 0.5}}
+    (out / "config.json").write_text(json.dumps(changed))
+    with pytest.raises(capo.CapoError, match=r"config.json was changed .*\(gamma\)"):
+        capo.NCAPO.resume(out)
+    (out / "config.json").write_text(json.dumps(config))
+    from capo.envs.probes import ObservationActionReward
+
+    monkeypatch.setattr(ObservationActionReward, "n_actions", 3)
+    with pytest.raises(capo.CapoError, match=r"environment changed: n_actions was 2 .* is 3 now"):
+        capo.NCAPO.resume(out)
+
+
+def test_logs_that_lost_rows_are_noticed(finished: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(finished, out)
+    text = (out / "metrics.csv").read_text().splitlines(keepends=True)
+    (out / "metrics.csv").write_text("".join(text[:-2]))
+    with pytest.warns(capo.CapoWarning, match=r"rows are missing from metrics.csv"):
+        capo.NCAPO.resume(out)
+
+
+def test_folders_that_are_no_runs(tmp_path: Path) -> None:
+    with pytest.raises(capo.CapoError, match="no such folder"):
+        capo.NCAPO.resume(tmp_path / "none")
+    with pytest.raises(capo.CapoError, match="not the folder of a run"):
+        capo.NCAPO.resume(tmp_path)
+    with pytest.raises(capo.CapoError, match="not the folder of a run"):
+        capo.NCAPO.load(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(capo.CapoError, match="not written by this version of capo \\(no algorithm"):
+        capo.NCAPO.load(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(capo.CapoError, match="not readable JSON"):
+        capo.NCAPO.load(tmp_path)
+    with pytest.raises(capo.CapoError, match="no such checkpoint"):
+        capo.NCAPO.load(tmp_path / "agent")
+
+
+def test_the_default_folder_is_the_first_free_one(tmp_path: Path) -> None:
+    assert next_folder("MinAtar/Breakout-v1", "ncapo", tmp_path).name == "MinAtar-Breakout-v1-ncapo-1"
+    (tmp_path / "x-ncapo-1").mkdir()
+    (tmp_path / "x-ncapo-3").mkdir()
+    assert next_folder("x", "ncapo", tmp_path).name == "x-ncapo-2"

@@ -1,0 +1,262 @@
+"""The NCAPO update is the paper's: on a table of logits it reproduces tabular CAPO."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from capo.neural import ncapo, networks
+from capo.neural.config import NCAPOConfig
+from capo.neural.replay import Rollout
+from capo.update import StepSize, coordinate_update
+
+KLS = ("policy-to-target", "target-to-policy")
+GAMMA = 0.9
+
+
+@pytest.fixture
+def x64():
+    with jax.enable_x64(True):
+        yield
+
+
+@partial(jax.jit, static_argnames=("kl", "steps"))
+def regress(theta, target, kl, steps=400):
+    """Descend the actor's loss on a fixed target until it stands still, from logits theta (S, A).
+
+    The policy is one-hot linear: its logits are the table itself. The gradient is divided by about pi, as a
+    natural gradient would, since an action with pi = 1e-20 would otherwise need 1e20 steps.
+    """
+
+    def loss(theta):
+        return ncapo.actor_loss(jax.nn.log_softmax(theta), target, kl).sum()
+
+    def step(_, theta):
+        scale = jnp.maximum(jax.nn.softmax(theta), 1e-300)
+        if kl == "target-to-policy":
+            scale = jnp.maximum(scale, jnp.exp(target))
+        return theta - 0.5 * jax.grad(loss)(theta) / scale
+
+    return jax.lax.fori_loop(0, steps, step, theta)
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("kl", KLS)
+@pytest.mark.parametrize("sign", [1.0, -1.0, 0.0])
+def test_regression_to_convergence_is_the_coordinate_update(kl, sign):
+    config = NCAPOConfig(kl=kl)
+    rng = np.random.default_rng(0)
+    log_pi = np.log(rng.dirichlet(np.ones(4), size=50))
+    action = rng.integers(0, 4, 50)
+    advantage = np.where(np.arange(4) == action[:, None], sign * rng.uniform(0.1, 3, (50, 1)), 0.0)
+    target = ncapo.actor_target(jnp.asarray(log_pi), jnp.asarray(advantage), config)
+    got = jax.nn.softmax(regress(jnp.asarray(log_pi), target, kl))
+    signs = np.sign(advantage)
+    expected = np.exp(coordinate_update(log_pi, signs, StepSize("clipped", clip=50.0).alpha(log_pi, signs)))
+    np.testing.assert_allclose(got, expected, atol=1e-6)
+    if sign:
+        assert np.abs(np.exp(log_pi) - expected).max() > 0.1
+    # and the closed form of the log step, independently of update.py
+    pi = np.exp(log_pi)
+    taken = pi[np.arange(50), action]
+    closed = {1.0: 1 / (2 - taken), -1.0: taken**2 / (1 - taken + taken**2), 0.0: taken}[sign]
+    np.testing.assert_allclose(np.asarray(got)[np.arange(50), action], closed, atol=1e-6)
+
+
+def advantages(pi, transition, reward):
+    """Exact A (S, A) of a policy (S, A), with noise at convergence cut off."""
+    n = len(pi)
+    flow = np.einsum("sa,sat->st", pi, transition)
+    value = np.linalg.solve(np.eye(n) - GAMMA * flow, (pi * reward).sum(-1))
+    advantage = reward + GAMMA * transition @ value - value[:, None]
+    return np.where(np.abs(advantage) < 1e-9, 0.0, advantage)
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("kl", KLS)
+def test_twenty_rounds_follow_tabular_batch_capo(kl):
+    config = NCAPOConfig(kl=kl)
+    rng = np.random.default_rng(1)
+    transition, reward = rng.dirichlet(np.full(6, 0.3), size=(6, 3)), rng.uniform(size=(6, 3))
+    log_pi = np.full((6, 3), -np.log(3.0))
+    theta = jnp.asarray(log_pi)
+    changes = []
+    for _ in range(20):
+        sign = np.sign(advantages(np.exp(log_pi), transition, reward))
+        before = np.exp(log_pi)
+        log_pi = coordinate_update(log_pi, sign, StepSize("clipped", clip=50.0).alpha(log_pi, sign))
+        neural = jax.nn.log_softmax(theta)
+        exact = advantages(np.exp(np.asarray(neural)), transition, reward)
+        theta = regress(theta, ncapo.actor_target(neural, jnp.asarray(exact), config), kl)
+        np.testing.assert_allclose(jax.nn.softmax(theta), np.exp(log_pi), atol=1e-4)
+        changes.append(np.abs(np.exp(log_pi) - before).max())
+    assert changes[0] > 0.1
+    assert sum(change > 1e-3 for change in changes) >= 4  # a trajectory, not one jump
+
+
+def test_the_gradient_at_the_start_is_the_papers():
+    """At its own starting point the gradient of KL(pi || pi~) is -alpha sign(A) pi_a (e_a - pi)."""
+    config = NCAPOConfig()
+    theta = jnp.array([0.3, -0.5, 1.0])
+    pi = jax.nn.softmax(theta)
+    for sign in (1.0, -1.0):
+        target = ncapo.actor_target(jnp.log(pi), jnp.array([0.0, sign, 0.0]), config)
+        got = jax.grad(lambda t, goal=target: ncapo.actor_loss(jax.nn.log_softmax(t), goal, config.kl))(theta)
+        expected = jnp.log(pi[1]) * sign * pi[1] * (jnp.array([0.0, 1.0, 0.0]) - pi)
+        np.testing.assert_allclose(got, expected, atol=1e-6)
+
+
+def test_alpha_clip_bonus_and_weight():
+    log_pi = jnp.log(jnp.array([0.01, 0.99]))
+    advantage = jnp.array([2.0, 0.0])
+
+    def step(**settings):
+        """The alpha that was added to theta of the first action."""
+        target = ncapo.actor_target(log_pi, advantage, NCAPOConfig(**settings))
+        return float((target[0] - target[1]) - (log_pi[0] - log_pi[1]))
+
+    assert step() == pytest.approx(-np.log(0.01), rel=1e-5)
+    assert step(clip=1.5) == pytest.approx(1.5, rel=1e-5)
+    assert step(clip=1.5, alpha_bonus=0.1) == pytest.approx(1.6, rel=1e-5)
+    assert step(clip=1.5, advantage_weight="absolute") == pytest.approx(3.0, rel=1e-5)
+
+
+def test_normalised_weights_do_not_depend_on_the_scale_of_the_rewards():
+    """With Q' = 0 the advantages are proportional to the rewards; only absolute weights see their scale."""
+
+    def actor_losses(weight):
+        config = NCAPOConfig(width=8, advantage_weight=weight)
+        spec = networks.spec_for(config, (4,), 3)
+        params = networks.init(spec, np.random.default_rng(0))
+        target = jax.tree.map(jnp.zeros_like, ncapo.init_target(config, params))
+        batch = make_batch(spec, False, np.random.default_rng(0))
+        loss = jax.jit(lambda b: ncapo.losses(config, spec, params, target, b, "both")[1]["actor_loss"])
+        return [float(loss(batch._replace(reward=scale * batch.reward))) for scale in (1.0, 100.0)]
+
+    small, large = actor_losses("normalised")
+    assert small == pytest.approx(large, rel=1e-4)
+    small, large = actor_losses("absolute")
+    assert large > 2 * small
+
+
+def make_batch(spec, truncates, rng, batch=3, length=5):
+    rows = length * 2 if truncates else length + 1
+    shape = (batch, length)
+    return Rollout(
+        obs=jnp.asarray(rng.normal(size=(batch, rows, *spec.observation_shape)), jnp.float32),
+        action=jnp.asarray(rng.integers(0, spec.n_actions, shape)),
+        reward=jnp.asarray(rng.normal(size=shape), jnp.float32),
+        terminated=jnp.asarray(rng.uniform(size=shape) < 0.2),
+        truncated=jnp.zeros(shape, bool),
+        log_mu=jnp.full(shape, -1.0),
+    )
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("target_critic", ["full", "head"])
+@pytest.mark.parametrize("target_from", ["current", "target-network"])
+def test_the_target_networks_are_used_as_configured(shared, target_critic, target_from):
+    config = NCAPOConfig(width=8, shared_trunk=shared, target_critic=target_critic, target_from=target_from)
+    spec = networks.spec_for(config, (4,), 3)
+    params, other = (networks.init(spec, np.random.default_rng(seed)) for seed in (0, 1))
+    target = ncapo.init_target(config, other)
+    batch = make_batch(spec, False, np.random.default_rng(0))
+    logits, _, features = networks.logits_and_q(spec, params, batch.obs[:, :5])
+    log_pi, q = ncapo._slow_networks(config, spec, params, target, batch, logits, features)
+    source = other if target_from == "target-network" else params
+    expected = jax.nn.log_softmax(networks.outputs(spec, networks.part(source, "actor"), batch.obs))
+    np.testing.assert_allclose(log_pi, expected, atol=1e-6)
+    critic = networks.part(other, "critic")
+    if target_critic == "head":
+        critic = {"body": networks.part(params, "critic")["body"], "head": critic["head"]}
+    np.testing.assert_allclose(q, networks.outputs(spec, critic, batch.obs), atol=1e-5)
+
+
+def test_targets_move_by_their_taus():
+    config = NCAPOConfig(width=8, target_from="target-network", tau_q=0.25, tau_policy=1.0)
+    spec = networks.spec_for(config, (4,), 3)
+    old, new = (networks.init(spec, np.random.default_rng(seed)) for seed in (0, 1))
+    moved = ncapo.update_target(config, new, ncapo.init_target(config, old))
+    np.testing.assert_array_equal(moved["actor"]["head"]["kernel"], new["actor"]["head"]["kernel"])
+    mixed = 0.75 * old["critic"]["head"]["kernel"] + 0.25 * new["critic"]["head"]["kernel"]
+    np.testing.assert_allclose(moved["critic"]["head"]["kernel"], mixed, atol=1e-6)
+
+
+def test_successor_rows_replace_the_next_rows():
+    """The same rollouts in both layouts give the same loss."""
+    config = NCAPOConfig(width=8)
+    spec = networks.spec_for(config, (4,), 3)
+    params = networks.init(spec, np.random.default_rng(0))
+    target = ncapo.init_target(config, networks.init(spec, np.random.default_rng(1)))
+    short = make_batch(spec, False, np.random.default_rng(0))
+    long = short._replace(obs=jnp.concatenate([short.obs[:, :5], short.obs[:, 1:]], axis=1))
+
+    @jax.jit
+    def loss(batch):
+        return ncapo.losses(config, spec, params, target, batch, "both")[0]
+
+    a, b = loss(short), loss(long)
+    np.testing.assert_allclose(a, b, rtol=1e-5)
+    changed = long._replace(obs=long.obs.at[:, 7].add(1.0))
+    assert abs(float(loss(changed) - b)) > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("train", "moves"), [("both", {"actor", "critic"}), ("critic", {"critic"}), ("actor", {"actor"})]
+)
+def test_only_the_trained_part_moves(train, moves):
+    config = NCAPOConfig(width=8)
+    spec = networks.spec_for(config, (4,), 3)
+    params = networks.init(spec, np.random.default_rng(0))
+    target = ncapo.init_target(config, params)
+    opt_state = ncapo.optimiser(config).init(params)
+    batch = make_batch(spec, False, np.random.default_rng(0))
+    step = jax.jit(lambda p: ncapo.gradient_step(config, spec, p, target, opt_state, batch, 1e-2, train))
+    new, _, metrics = step(params)
+    moved = {
+        name
+        for name in ("actor", "critic")
+        if not np.array_equal(new[name]["head"]["kernel"], params[name]["head"]["kernel"])
+    }
+    assert moved == moves
+    assert all(np.isfinite(value) for value in metrics.values())
+
+
+def test_rmsprop_is_the_one_of_pytorch():
+    """v = 0.99 v + 0.01 g^2 from v = 0, step g / (sqrt(v) + eps): the epsilon outside the root."""
+    config = NCAPOConfig(optimiser="rmsprop", optimiser_epsilon=1e-2, max_grad_norm=1e9)
+    transform = ncapo.optimiser(config)
+    gradient = jnp.array([0.5, -0.02])
+    state = transform.init(gradient)
+    v = np.zeros(2)
+    for _ in range(3):
+        step, state = transform.update(gradient, state)
+        v = 0.99 * v + 0.01 * np.asarray(gradient) ** 2
+    np.testing.assert_allclose(step, np.asarray(gradient) / (np.sqrt(v) + 1e-2), rtol=1e-5)
+
+
+def test_gradients_are_clipped():
+    config = NCAPOConfig(max_grad_norm=0.5)
+    # rmsprop's first step is g / (0.1 |g| + eps): with a large epsilon it is proportional to the clipped g
+    big = ncapo.optimiser(dataclasses.replace(config, optimiser="rmsprop", optimiser_epsilon=1e6))
+    gradient = {"w": jnp.array([3.0, 4.0])}
+    step, _ = big.update(gradient, big.init(gradient))
+    np.testing.assert_allclose(step["w"] * 1e6, [0.3, 0.4], rtol=1e-3)
+
+
+def test_schedules():
+    config = NCAPOConfig(horizon=1000, learning_rate=1.0, learning_rate_schedule="linear")
+    epsilon = [float(ncapo.epsilon_at(config, jnp.float32(f))) for f in (0, 50, 100, 5000)]
+    np.testing.assert_allclose(epsilon, [0.3, 0.175, 0.05, 0.05], rtol=1e-5)
+    rates = [float(ncapo.learning_rate_at(config, jnp.float32(f))) for f in (0, 500, 1000, 5000)]
+    np.testing.assert_allclose(rates, [1.0, 0.5, 0.0, 0.0], atol=1e-6)
+
+
+def test_behaviour_mixes_in_epsilon():
+    mu = jnp.exp(ncapo.behaviour(jnp.array([100.0, 0.0, 0.0, 0.0]), 0.2))
+    np.testing.assert_allclose(mu, [0.85, 0.05, 0.05, 0.05], atol=1e-6)
