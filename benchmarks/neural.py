@@ -191,7 +191,9 @@ def matched_dqn(sb3: Any, env: Any) -> Any:
     )
 
 
-def measure_curve(env: str, preset: str, frames: int, seeds: int, settings: dict[str, str]) -> dict[str, Any]:
+def measure_curve(
+    env: str, preset: str, frames: int, seeds: int, first_seed: int, settings: dict[str, str]
+) -> dict[str, Any]:
     """Training and evaluation returns at 30 points of a run."""
     import jax
     import numpy as np
@@ -202,7 +204,8 @@ def measure_curve(env: str, preset: str, frames: int, seeds: int, settings: dict
 
     config = override(preset_of(preset, env), {"horizon": str(frames)} | settings)
     jitted = env.startswith(("minatar-", "probe-"))
-    groups = [list(range(seeds))] if jitted else [[seed] for seed in range(seeds)]
+    every = list(range(first_seed, first_seed + seeds))
+    groups = [every] if jitted else [[seed] for seed in every]
     points: list[dict[str, Any]] = []
     begin = time.perf_counter()
     for group in groups:
@@ -231,6 +234,9 @@ def measure_curve(env: str, preset: str, frames: int, seeds: int, settings: dict
     return {
         "case": f"{env} {preset}",
         "frames": points[-1]["frames"],
+        "seeds": every,
+        "wall_seconds": points[-1]["elapsed_seconds"],
+        "evaluation": "32 episodes a point and seed, sampled actions without epsilon, sticky actions 0.1",
         "final_mean": round(float(np.mean(last)), 2),
         "final_standard_error": round(float(np.std(last, ddof=1) / len(last) ** 0.5), 2) if seeds > 1 else None,
         "config": config.to_dict(),
@@ -261,7 +267,8 @@ def one(arguments: list[str]) -> dict[str, Any]:
     if kind == "sb3":
         return measure_sb3(rest[0])
     if kind == "curve":
-        return measure_curve(rest[0], rest[1], int(float(rest[2])), int(rest[3]), _settings(rest[4:]))
+        numbers = (int(float(rest[2])), int(rest[3]), int(rest[4]))
+        return measure_curve(rest[0], rest[1], *numbers, _settings(rest[5:]))
     raise SystemExit(f"unknown measurement {kind!r}")
 
 
@@ -300,6 +307,7 @@ def main() -> None:
     parser.add_argument("--train", metavar="ENV", help="a learning curve with evaluation")
     parser.add_argument("--preset", default="default")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0, help="seeds are this one and those after it")
     parser.add_argument("--frames", type=float, default=300_000)
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE")
     parser.add_argument("--out", type=Path, help="file to write; printed if not given")
@@ -308,15 +316,18 @@ def main() -> None:
         print(json.dumps(one(options.one)))
         return
     if options.train:
-        numbers = (str(options.frames), str(options.seeds))
+        numbers = (str(options.frames), str(options.seeds), str(options.first_seed))
         rows = [in_process("curve", options.train, options.preset, *numbers, *options.set)]
     elif options.curves:
-        numbers = ("300000", str(options.seeds))
+        numbers = ("300000", str(options.seeds), str(options.first_seed))
         rows = [in_process("curve", env, "cpu", *numbers) for env in (ENV, "MinAtar/Breakout-v1")]
     else:
         rows = speed(options.gpu)
+    import jax  # so that the accelerator is named too
+
     from capo.provenance import provenance
 
+    jax.devices()
     text = json.dumps({"made_by": provenance(), "rows": rows}, indent=1)
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)

@@ -25,7 +25,10 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """The commit of capo's own source, with ``+changes`` if it has any; None if it isn't a git checkout."""
+    """The commit of capo's own source, with ``+changes`` if it has any.
+
+    None if it isn't a git checkout, unless ``CAPO_COMMIT`` names one: a copy on another machine has no history.
+    """
     here = Path(__file__).resolve()
 
     def git(*arguments: str) -> str:
@@ -38,7 +41,7 @@ def commit() -> str | None:
         changes = git("status", "--porcelain", "--untracked-files=no", "--", str(here.parent))
         return git("rev-parse", "HEAD") + ("+changes" if changes else "")
     except (OSError, subprocess.SubprocessError):
-        return None
+        return os.environ.get("CAPO_COMMIT")
 
 
 def hardware() -> dict[str, Any]:
