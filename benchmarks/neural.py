@@ -5,6 +5,8 @@
     python benchmarks/neural.py --curves    Breakout by pgx and by the original minatar package, 300k frames
     python benchmarks/neural.py --train minatar-breakout --preset default --seeds 8 --frames 3e6
                                             a learning curve with evaluation
+    python benchmarks/neural.py --draw results/neural
+                                            the stored curves as a figure, beside the paper's
 
 Every measurement is a process of its own, so that memory and compile time are its own. What is written:
 frames/s and updates/s (all seeds together, compiling left out), compile seconds, the arithmetic an update
@@ -16,6 +18,7 @@ defaults, and DQN at the network, transitions an update and updates a step of NC
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import resource
 import subprocess
@@ -192,9 +195,9 @@ def matched_dqn(sb3: Any, env: Any) -> Any:
 
 
 def measure_curve(
-    env: str, preset: str, frames: int, seeds: int, first_seed: int, settings: dict[str, str]
+    env: str, preset: str, frames: int, seeds: int, first_seed: int, n_points: int, settings: dict[str, str]
 ) -> dict[str, Any]:
-    """Training and evaluation returns at 30 points of a run."""
+    """Training and evaluation returns at ``n_points`` points of a run."""
     import jax
     import numpy as np
 
@@ -213,7 +216,7 @@ def measure_curve(
         print(learner.describe(), file=sys.stderr, flush=True)
         state = learner.init(group)
         total = -(-frames // learner.frames_per_iteration)
-        stops = sorted({round(total * i / 30) for i in range(1, 31)} - {0})
+        stops = sorted({round(total * i / n_points) for i in range(1, n_points + 1)} - {0})
         for previous, stop in zip([0, *stops], stops, strict=False):
             state, metrics = learner.run(state, stop - previous)
             weights = metrics["episodes"]
@@ -244,6 +247,67 @@ def measure_curve(
     }
 
 
+def stored_curves(folder: Path) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """Points by (game, preset): from what --train wrote, or from its log where it was cut off before the end."""
+    curves: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for path in sorted(folder.glob("*_*.log")) + sorted(folder.glob("*_*.json")):  # a finished file wins
+        game, _, preset = path.stem.rpartition("_")
+        if path.suffix == ".log":
+            lines = (line for line in path.read_text().splitlines() if line.startswith("{'seed'"))
+            curves[game, preset] = [ast.literal_eval(line) for line in lines]
+        else:
+            rows = json.loads(path.read_text())["rows"]
+            if len(rows) == 1 and "curve" in rows[0] and rows[0]["case"].endswith(preset):
+                curves[game, preset] = rows[0]["curve"]
+    return curves
+
+
+def draw(folder: Path) -> Path:
+    """One panel a game: mean and standard error over seeds of each preset, the paper's NCAPO dashed."""
+    import csv
+    from importlib.resources import files
+
+    import numpy as np
+
+    from capo.report.figures import COLOURS, MUTED, figure, legend_below
+
+    curves = stored_curves(folder)
+    games = sorted({game for game, _ in curves})
+    source = files("capo.experiments").joinpath("data/minatar_curves.csv").read_text()
+    paper = [row for row in csv.DictReader(source.splitlines()) if row["algo"] == "NCAPO"]
+    out = folder / "curves.png"
+    with figure(out, columns=len(games), size=(4.6 * len(games), 3.9), squeeze=False) as (drawing, axes):
+        for axis, game in zip(axes[0], games, strict=True):
+            last = 0.0
+            for preset, colour in (("default", COLOURS[1]), ("official", COLOURS[0])):
+                points = curves.get((game, preset), [])
+                frames = sorted({point["frames"] for point in points})
+                if not frames:
+                    continue
+                values = [[p["evaluation_return"] for p in points if p["frames"] == f] for f in frames]
+                mean = np.array([np.mean(v) for v in values])
+                error = np.array([np.std(v, ddof=1) / len(v) ** 0.5 for v in values])
+                millions = np.array(frames) / 1e6
+                axis.plot(millions, mean, color=colour, label=f"capo, preset {preset}")
+                axis.fill_between(millions, mean - error, mean + error, color=colour, alpha=0.2, linewidth=0)
+                last = max(last, millions[-1])
+            title = game.replace("_", " ").title()
+            # The data call Space Invaders "SpaceInv".
+            theirs = [row for row in paper if title.replace(" ", "").startswith(row["game"])]
+            theirs = [row for row in theirs if float(row["env_steps_M"]) <= last + 0.01]
+            axis.plot(
+                [float(row["env_steps_M"]) for row in theirs],
+                [float(row["mean_return"]) for row in theirs],
+                color=MUTED,
+                linestyle="--",
+                label="the paper's NCAPO (smoothed)",
+            )
+            axis.set(title=title, xlabel="million frames", ylabel="return", ylim=(0, None))
+        drawing.suptitle("NCAPO on MinAtar, 8 seeds: mean and standard error", x=0.01, ha="left", fontsize=11)
+        legend_below(drawing, axes[0])
+    return out
+
+
 def in_process(*arguments: str, env: dict[str, str] | None = None) -> dict[str, Any]:
     """One measurement in a process of its own."""
     import os
@@ -267,8 +331,8 @@ def one(arguments: list[str]) -> dict[str, Any]:
     if kind == "sb3":
         return measure_sb3(rest[0])
     if kind == "curve":
-        numbers = (int(float(rest[2])), int(rest[3]), int(rest[4]))
-        return measure_curve(rest[0], rest[1], *numbers, _settings(rest[5:]))
+        frames, seeds, first_seed, points = (int(float(number)) for number in rest[2:6])
+        return measure_curve(rest[0], rest[1], frames, seeds, first_seed, points, _settings(rest[6:]))
     raise SystemExit(f"unknown measurement {kind!r}")
 
 
@@ -305,9 +369,11 @@ def main() -> None:
     parser.add_argument("--gpu", action="store_true", help="1, 8 and 64 seeds, no peers")
     parser.add_argument("--curves", action="store_true", help="Breakout by pgx and by the original package")
     parser.add_argument("--train", metavar="ENV", help="a learning curve with evaluation")
+    parser.add_argument("--draw", type=Path, metavar="DIR", help="draw the curves stored there")
     parser.add_argument("--preset", default="default")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0, help="seeds are this one and those after it")
+    parser.add_argument("--points", type=int, default=30, help="of a learning curve")
     parser.add_argument("--frames", type=float, default=300_000)
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE")
     parser.add_argument("--out", type=Path, help="file to write; printed if not given")
@@ -315,11 +381,14 @@ def main() -> None:
     if options.one:
         print(json.dumps(one(options.one)))
         return
+    if options.draw:
+        print(draw(options.draw))
+        return
     if options.train:
-        numbers = (str(options.frames), str(options.seeds), str(options.first_seed))
+        numbers = (str(options.frames), str(options.seeds), str(options.first_seed), str(options.points))
         rows = [in_process("curve", options.train, options.preset, *numbers, *options.set)]
     elif options.curves:
-        numbers = ("300000", str(options.seeds), str(options.first_seed))
+        numbers = ("300000", str(options.seeds), str(options.first_seed), str(options.points))
         rows = [in_process("curve", env, "cpu", *numbers) for env in (ENV, "MinAtar/Breakout-v1")]
     else:
         rows = speed(options.gpu)
