@@ -18,8 +18,9 @@ JOBS ?= 2
 	touch $@
 
 demo: .venv/.installed
-	$(BIN)/capo solve chain:10 --rule cyclic --certificate --out runs/demo/chain
-	$(BIN)/capo reproduce bandit --quick --out runs/demo/bandit
+	rm -rf runs/demo
+	$(BIN)/capo train minatar-breakout --preset cpu --frames 1500000 --out runs/demo
+	$(BIN)/capo watch runs/demo --out runs/demo/play.gif
 
 test: .venv/.installed
 	$(BIN)/pytest -n $(JOBS)
@@ -31,6 +32,7 @@ lint: .venv/.installed
 
 bench: .venv/.peers
 	$(BIN)/python benchmarks/tabular.py
+	$(BIN)/python benchmarks/neural.py --out runs/bench/neural.json
 
 clean:
 	rm -rf .venv runs .pytest_cache .mypy_cache .ruff_cache
