@@ -197,6 +197,7 @@ def test_the_compiled_twin_agrees(step):
         ({"kind": "lgo"}, "did you mean 'log'"),
         ({"kind": "fixed", "eta": 0.0}, "eta=0.0 must be positive"),
         ({"kind": "fixed", "eta": float("nan")}, "finite"),
+        ({"kind": "log", "multiple": 1e9}, "multiple=1e\\+09 must be at most"),
         ({"kind": "clipped", "clip": -1.0}, "clip=-1.0"),
         ({"kind": "on-policy", "beta": 1.5}, "beta=1.5 must lie in"),
         ({"kind": "log", "multiple": "two"}, "multiple='two'"),

@@ -44,6 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except CapoError as error:
         print(f"capo: error: {error}", file=sys.stderr)
         return 2
+    except MemoryError as error:
+        print(f"capo: error: out of memory: {error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("\ncapo: interrupted", file=sys.stderr)
         return 130

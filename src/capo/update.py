@@ -18,16 +18,18 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from capo.checks import positive
 from capo.errors import CapoError, unknown_name
 
 Array = Any  # a numpy or a jax array
 Kind = Literal["log", "fixed", "clipped", "on-policy"]
 KINDS: tuple[str, ...] = get_args(Kind)
+MOST_MULTIPLE, MOST_ETA = 1e6, 1e290  # beyond these log pi at the floor would overflow
 
 
 def _namespace(x: Array) -> Any:
     """``numpy`` or ``jax.numpy``, whichever ``x`` belongs to."""
-    if isinstance(x, np.ndarray | np.generic | float | int):
+    if isinstance(x, np.ndarray | np.generic | float | int | list | tuple):
         return np
     import jax.numpy as jnp  # imported late: the tabular half does not need it
 
@@ -83,16 +85,17 @@ class StepSize:
     zeta: float | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
+        if not isinstance(self.kind, str) or self.kind not in KINDS:
             raise unknown_name("step size", self.kind, KINDS)
         for name in ("multiple", "eta", "clip", "beta", "zeta"):
             value = getattr(self, name)
             if value is None and name in ("beta", "zeta"):
                 continue
-            if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
-                raise CapoError(f"step size: {name}={value!r} must be a finite number")
-            if value <= 0:
-                raise CapoError(f"step size: {name}={value!r} must be positive")
+            object.__setattr__(self, name, positive(f"step size: {name}", value))
+        if self.multiple > MOST_MULTIPLE:
+            raise CapoError(f"step size: multiple={self.multiple:g} must be at most {MOST_MULTIPLE:g}")
+        if self.eta > MOST_ETA:
+            raise CapoError(f"step size: eta={self.eta:g} must be at most {MOST_ETA:g}")
         if self.beta is not None and self.beta >= 1:
             raise CapoError(f"step size: beta={self.beta} must lie in (0, 1)")
 
@@ -173,7 +176,7 @@ def coordinate_update_with_shift(log_pi: Array, sign: Array, alpha: Array) -> tu
     The sum of these shifts over time is what turns log pi back into the paper's theta.
     """
     xp = _namespace(log_pi)
-    log_pi, sign = xp.asarray(log_pi), xp.asarray(sign)
+    log_pi, sign, alpha = xp.asarray(log_pi), xp.asarray(sign), xp.asarray(alpha)
     # Where the sign is 0 nothing is added, even if alpha is as large as the floor allows.
     return log_normalise(log_pi + xp.where(sign == 0, 0.0, sign * alpha))
 
@@ -191,6 +194,7 @@ def target_log_policy(log_pi: Array, action: Array, sign: Array, alpha: Array) -
         (..., A) log-probabilities of the coordinate-ascent target.
     """
     xp = _namespace(log_pi)
+    log_pi = xp.asarray(log_pi)
     chosen = xp.arange(log_pi.shape[-1]) == xp.asarray(action)[..., None]
     signs = xp.where(chosen, xp.asarray(sign)[..., None], 0)
     return coordinate_update(log_pi, signs, xp.asarray(alpha)[..., None])

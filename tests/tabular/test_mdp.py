@@ -306,3 +306,68 @@ def test_mdptoolbox_layouts_agree():
         MDP.from_mdptoolbox([], r, 0.9)
     with pytest.raises(CapoError, match="action 1 has shape"):
         MDP.from_mdptoolbox([np.eye(2), np.eye(3)], r, 0.9)
+
+
+def test_another_discount_keeps_the_rescaled_rewards(tmp_path):
+    small = mdps.slippery_grid(5).rescale_rewards()
+    other = mdps.parse(str(small.save(tmp_path / "s.npz")), gamma=0.9)
+    assert other.gamma == 0.9
+    np.testing.assert_array_equal(other.reward, small.reward)
+    assert other.reward_map == small.reward_map
+
+
+def test_masks_of_integers_and_repeated_states_are_refused():
+    p, r = dense()
+    with pytest.raises(CapoError, match="repeats states"):
+        MDP(p, r, 0.9, terminal=np.array([0, 0, 1]))
+
+
+def test_rewards_of_terminal_states_may_be_anything():
+    p, r = dense()
+    r[2] = np.nan
+    assert MDP(p, r, 0.9, terminal=[2]).reward[2].tolist() == [0, 0]
+    with pytest.raises(CapoError, match="not finite"):
+        MDP(p, r, 0.9)
+
+
+def test_single_precision_is_accepted_and_complex_is_not():
+    p, r = dense()
+    mdp = MDP(p.astype(np.float32), r, 0.9)
+    np.testing.assert_allclose(mdp.rows.sum(axis=1), 1, atol=1e-15)
+    with pytest.raises(CapoError, match="complex"):
+        MDP(p.astype(complex), r, 0.9)
+
+
+def test_what_was_checked_cannot_be_changed():
+    p, r = dense()
+    for mdp in (MDP(p, r, 0.9), MDP(sp.csr_array(p.reshape(6, 3)), r, 0.9)):
+        with pytest.raises(ValueError, match="read-only"):
+            (mdp.rows.data if mdp.is_sparse else mdp.rows)[0] = 7
+
+
+def test_load_finds_what_save_named(tmp_path):
+    mdps.chain(4).save(tmp_path / "c")
+    same(MDP.load(tmp_path / "c"), mdps.chain(4))
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({}, "empty"),
+        ({0: {}}, "empty"),
+        ({0: {0: [(1.0, 1, 0.0, False)]}, 1: {0: [(1.0, 0, 0.0, False)], 1: []}}, "at state 1"),
+        ({0: {0: [(1.0, 5, 0.0, False)]}}, "leads to state 5"),
+    ],
+)
+def test_broken_tables_are_refused(table, words):
+    with pytest.raises(CapoError, match=words):
+        MDP.from_gymnasium(Table(table, [1.0]), 0.9)
+
+
+def test_mdptoolbox_rewards_must_match_the_actions():
+    p, _ = dense(4, 3)
+    sparse = [sp.csr_matrix(m) for m in p.transpose(1, 0, 2)]
+    with pytest.raises(CapoError, match="4 matrices"):
+        MDP.from_mdptoolbox(sparse, [*sparse, sparse[0]], 0.9)
+    lists = MDP.from_mdptoolbox(sparse, [[1.0, 2.0, 3.0]] * 4, 0.9)
+    np.testing.assert_array_equal(lists.reward, [[1.0, 2.0, 3.0]] * 4)

@@ -88,7 +88,7 @@ def test_tol_with_iterations_stops_at_whichever_comes_first():
 def test_a_tolerance_out_of_reach_is_refused_with_the_attainable_one():
     with pytest.raises(CapoError, match=r"tol=1e-12 cannot be certified.*ask for tol >= 1e-09") as error:
         capo.solve(mdps.chain(10), tol=1e-12)
-    attainable = float(str(error.value).split("tol >= ")[1].split(" ")[0])
+    attainable = float(str(error.value).split("tol >= ")[1].split(",")[0])
     assert capo.solve(mdps.chain(10), tol=attainable * 1.01).converged
     assert capo.solve(mdps.chain(10), tol=1e-9, sign_tol=1e-12).converged
     # The default is what can be had.
@@ -239,3 +239,80 @@ def test_violations_run_when_asked_for_with_a_warning():
 def test_frozen_lake_agrees_with_policy_iteration():
     mdp = capo.MDP.from_gymnasium("FrozenLake-v1", gamma=0.99)
     np.testing.assert_allclose(capo.solve(mdp, rule="batch").values, best_values(mdp), atol=1e-8)
+
+
+def test_a_run_that_leaves_the_range_of_floats_is_no_solution():
+    with pytest.raises(CapoError, match="too large"):
+        capo.MDP(np.full((2, 2, 2), 0.5), [[1e308, 0], [0, 1e308]], 0.99)
+    with pytest.raises(CapoError, match="eta=1e\\+308 must lie in"):
+        capo.baselines.natural_policy_gradient(mdps.bandit(), eta=1e308)
+    with pytest.raises(CapoError, match="no longer finite"):
+        capo.tabular.solver.greatest_advantage(np.array([[0.0, np.nan]]))
+
+
+def test_the_advised_tolerance_is_accepted():
+    for seed in range(10):
+        mdp = mdps.random(10, 4, gamma=0.9, seed=seed)
+        with pytest.raises(CapoError, match="ask for tol >=") as error:
+            capo.solve(mdp, tol=1e-30)
+        advised = float(str(error.value).split("tol >= ")[1].split(",")[0])
+        assert capo.solve(mdp, tol=advised).converged
+
+
+def test_a_default_that_cannot_be_had_is_raised_with_a_warning():
+    with pytest.warns(CapoWarning, match="default tol of 1e-08 cannot be certified"):
+        result = capo.solve(mdps.garnet(20, 3, 4, gamma=0.99999))
+    assert result.converged
+
+
+def test_callbacks_may_answer_with_numpy_booleans():
+    stopped = capo.solve(mdps.chain(10), callback=lambda s: s.log_policy.max() > 1)
+    assert stopped.stopped == "the callback said so"
+
+
+def test_an_iterable_that_ends_at_a_record_point_is_recorded_once():
+    every = [(s, a) for s in range(11) for a in range(2)]
+    result = capo.solve(mdps.chain(10), rule=every * 3, iterations=1000)
+    assert result.history["iteration"].tolist() == [0, 22, 44, 66]
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda _: capo.solve("chain:10"), "is not a capo.MDP"),
+        (lambda m: capo.solve(m, seed=-1), "seed=-1"),
+        (lambda m: capo.solve(m, iterations=float("nan")), "iterations=nan"),
+        (lambda m: capo.solve(m, cycles=float("inf")), "cycles=inf"),
+        (lambda m: capo.solve(m, tol="1e-3"), "tol='1e-3'"),
+        (lambda m: capo.solve(m, theta="x"), "theta='x'"),
+        (lambda m: capo.solve(m, callback=3), "must be callable"),
+        (lambda m: capo.solve(m, critic="signs"), "is for rule='batch'"),
+        (lambda m: capo.solve(m, rule="behaviour", epsilon=0.3), "belongs to behaviour='epsilon-greedy'"),
+        (lambda m: capo.solve(m, rule="cyclic", behaviour="epsilon-greedy"), "does not take behaviour"),
+        (
+            lambda m: capo.solve(m, rule="randomized", d_gen=np.full((2, 11), 1 / 22)),
+            r"must be \(S, A\) = \(11, 2\)",
+        ),
+        (lambda m: capo.solve(m, rule=[[(0, 1), (1,)]]), "pairs"),
+        (lambda m: capo.solve(m, stepsize=["log"]), "unknown step size"),
+        (lambda m: capo.solve_many(m, [-1], iterations=3), "seed=-1"),
+        (lambda m: capo.solve_many(m, 2, iterations=3, threads=0), "threads=0"),
+        (lambda _: mdps.chain("x"), "n='x'"),
+        (lambda _: mdps.parse("chain:nan"), "must be finite"),
+        (lambda _: mdps.parse("garnet:10,2,2,-1"), "seed=-1"),
+        (lambda _: mdps.parse("chain:10,9,0.5"), "stochastic must be 0 or 1"),
+        (lambda _: mdps.bandit(["a"]), "vector of numbers"),
+    ],
+)
+def test_odd_values_get_an_error_that_names_them(call, words):
+    with pytest.raises(CapoError, match=words):
+        call(mdps.chain(10))
+
+
+def test_numpy_numbers_are_numbers():
+    mdp = mdps.chain(5)
+    result = capo.solve(mdp, iterations=np.int64(24), seed=np.int32(1), multiple=np.float32(2))
+    assert result.iterations == 24
+    many = capo.solve_many(mdp, np.int64(3), iterations=10, record=np.int64(5), track=[1, 0])
+    assert many.value.shape[0] == 3
+    assert many.tracked.shape == many.value.shape

@@ -12,11 +12,14 @@ import numpy as np
 
 from capo.errors import CapoWarning
 from capo.files import prepare_folder, write_atomically, write_json
+from capo.report.figures import matplotlib
+from capo.report.history import draw_history
 from capo.tabular import mdps
 from capo.tabular.baselines import policy_iteration
 from capo.tabular.coordinates import ORDERS
 from capo.tabular.result import Result
 from capo.tabular.solver import solve
+from capo.tabular.theory import Certificate
 
 CHECK_UP_TO = 2000  # states, for the comparison with policy iteration
 
@@ -73,7 +76,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     stop = parser.add_argument_group("stopping and output")
     stop.add_argument("--iterations", type=int, metavar="N", help="exactly so many, unless --tol is reached first")
     stop.add_argument("--cycles", type=float, metavar="N", help="the same in cycles")
-    stop.add_argument("--tol", type=float, help="certified bound on V* - V to stop at (default 1e-8)")
+    stop.add_argument(
+        "--tol", type=float, help="certified bound on V* - V to stop at (default 1e-8, if attainable)"
+    )
     stop.add_argument("--sign-tol", type=float, help="advantages up to this size count as 0")
     stop.add_argument("--critic", default="auto", help="evaluation in rule batch: auto, direct or signs")
     stop.add_argument("--seed", type=int, default=0, help="of the rule's random numbers (default 0)")
@@ -92,6 +97,7 @@ def run(options: argparse.Namespace) -> int:
     """Run the command; 1 when a tolerance was not reached or a certificate line failed."""
     mdp = mdps.parse(options.mdp, options.gamma)
     if options.out is not None:
+        matplotlib()  # so that a missing package is known before the work
         prepare_folder(options.out)
     chosen: dict[str, Any] = {name: getattr(options, name) for name in _PASSED_ON}
     with warnings.catch_warnings(record=True) as caught:
@@ -106,13 +112,8 @@ def run(options: argparse.Namespace) -> int:
     if certificate is not None:
         print(f"\n{certificate}")
     if options.out is not None:
-        _save(result, options.out)
-        if certificate is not None:
-            write_json(options.out / "certificate.json", certificate.to_dict())
-            text = f"{certificate}\n".encode()
-            write_atomically(options.out / "certificate.txt", lambda file: file.write(text))
-        print(f"\nwritten to {options.out}/: {', '.join(sorted(path.name for path in options.out.iterdir()))}")
-    missed = "tol" in result.settings and not result.converged
+        print(f"\nwritten to {options.out}/: {', '.join(_save(result, certificate, options.out))}")
+    missed = "tol" in result.settings and not result.converged  # asked for a gap and did not get there
     return 1 if missed or (certificate is not None and not certificate.held) else 0
 
 
@@ -122,8 +123,16 @@ def _against_policy_iteration(result: Result) -> str:
     return f"  checked     against policy iteration: largest difference of values {gap:.2g}"
 
 
-def _save(result: Result, folder: Path) -> None:
+def _save(result: Result, certificate: Certificate | None, folder: Path) -> list[str]:
+    """Write everything; an earlier run's certificate does not stay beside this one's result."""
     result.save(folder)
-    from capo.report.history import draw_history
-
     draw_history(result.history, folder / "history.png", title=f"{result.algorithm} on {result.mdp.name}")
+    names = ["result.json", "history.csv", "history.png", "policy.npz"]
+    for name in ("certificate.json", "certificate.txt"):
+        (folder / name).unlink(missing_ok=True)
+    if certificate is not None:
+        write_json(folder / "certificate.json", certificate.to_dict())
+        text = f"{certificate}\n".encode()
+        write_atomically(folder / "certificate.txt", lambda file: file.write(text))
+        names += ["certificate.json", "certificate.txt"]
+    return names

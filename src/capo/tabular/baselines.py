@@ -22,6 +22,8 @@ import scipy.linalg
 import scipy.sparse as sp
 import scipy.sparse.linalg
 
+from capo.checks import between, positive, whole
+from capo.checks import seeds as checked_seeds
 from capo.errors import CapoError, unknown_name
 from capo.progress import Ticker
 from capo.tabular.critic import single_threaded_blas
@@ -34,11 +36,14 @@ from capo.tabular.solver import (
     Callback,
     ManyResult,
     Snapshot,
+    greatest_advantage,
     initial_log_policy,
     record_points,
+    rounded_up,
+    stops,
     value_scale,
 )
-from capo.update import floor, log_normalise
+from capo.update import MOST_ETA, floor, log_normalise
 
 Ints = npt.NDArray[np.int64]
 DEFAULT_ITERATIONS = 10_000  # where a run that asked for a gap gives up
@@ -86,7 +91,7 @@ class Evaluation:
     @property
     def gap_bound(self) -> float:
         """V* - V is at most this everywhere."""
-        return max(0.0, float(self.advantage.max())) / (1 - self.mdp.gamma)
+        return greatest_advantage(self.advantage) / (1 - self.mdp.gamma)
 
     def visitation(self, mu: Floats) -> Floats:
         """(S,) d_mu = (1 - gamma) (I - gamma P_pi^T)^-1 mu, which sums to 1."""
@@ -165,7 +170,7 @@ def policy_gradient(
 def _constant_step(mdp: MDP, eta: float | None) -> tuple[float, str]:
     """The factor of the gradient, and how to call it."""
     if eta is not None:
-        return _positive("eta", eta), f"fixed eta={eta:g}"
+        return positive("eta", eta), f"fixed eta={eta:g}"
     proven = (1 - mdp.gamma) ** 3 / 8
     if mdp.has_unit_rewards:
         return proven, f"(1-gamma)^3/8 = {proven:.4g}"
@@ -219,7 +224,7 @@ def natural_policy_gradient(
         eta: step size.
         iterations, tol, init, theta, record_every, callback, progress: as in :func:`capo.solve`.
     """
-    factor = _positive("eta", eta) / (1 - mdp.gamma)
+    factor = between("eta", positive("eta", eta), 0, MOST_ETA) / (1 - mdp.gamma)
 
     def improve(now: Evaluation) -> Floats:
         return np.asarray(log_normalise(now.log_policy + factor * now.advantage)[0])
@@ -242,14 +247,14 @@ def policy_iteration(
     progress: bool = False,
 ) -> Result:
     """Howard's policy iteration, from the greedy policy of the rewards or from ``init``; ends when no action
-    improves, with an optimal policy.
+    improves, with an optimal policy, or when the certified gap is within ``tol``.
 
     Args:
         mdp: the MDP.
         iterations, tol, init, callback, progress: as in :func:`capo.solve`; ``iterations`` is a limit here.
     """
     start = _deterministic(mdp.reward) if init is None else initial_log_policy(mdp, init, None)
-    run = _Run(mdp, "policy iteration", iterations, tol, 1, callback, progress, {})
+    run = _Run(mdp, "policy iteration", iterations, tol, 1, callback, progress, {}, default_tol=False)
 
     def improve(now: Evaluation) -> Floats | None:
         better = now.advantage.max(axis=1) > run.resolution
@@ -263,8 +268,8 @@ def policy_iteration(
 
 def value_iteration(
     mdp: MDP,
-    tol: float | None = None,
     iterations: int | None = None,
+    tol: float | None = None,
     *,
     values: Any = None,
     record_every: int | None = None,
@@ -277,10 +282,13 @@ def value_iteration(
 
     Args:
         mdp: the MDP.
-        tol, iterations, record_every, callback, progress: as in :func:`capo.solve`.
+        iterations, tol, record_every, callback, progress: as in :func:`capo.solve`.
         values: (S,) to start from; zeros if not given.
     """
-    iterate = np.zeros(mdp.n_states) if values is None else np.asarray(values, np.float64)
+    try:
+        iterate = np.zeros(mdp.n_states) if values is None else np.asarray(values, np.float64)
+    except (TypeError, ValueError):
+        raise CapoError(f"values={values!r} is not a vector of numbers") from None
     if iterate.shape != (mdp.n_states,) or not np.isfinite(iterate).all():
         raise CapoError(f"values of shape {iterate.shape} must be finite and (S,) = ({mdp.n_states},)")
     q = mdp.q_values(iterate)
@@ -316,22 +324,31 @@ class _Run:
     callback: Callback | None
     progress: bool
     settings: dict[str, Any]
+    default_tol: bool = True  # whether to stop at 1e-8 where neither a tol nor a number of iterations is given
 
     def __post_init__(self) -> None:
+        if not isinstance(self.mdp, MDP):
+            raise CapoError(f"{self.mdp!r} is not a capo.MDP")
         for name in ("iterations", "record_every"):
-            count = getattr(self, name)
-            if count is not None and (isinstance(count, bool) or int(count) != count or count < 1):
-                raise CapoError(f"{name}={count!r} must be a positive integer")
+            if getattr(self, name) is not None:
+                setattr(self, name, whole(name, getattr(self, name)))
+        self.tol = None if self.tol is None else positive("tol", self.tol)
         attainable = self.resolution / (1 - self.mdp.gamma)
-        if self.tol is not None and not self.tol >= attainable:
+        if self.tol is not None and self.tol < attainable * (1 - 1e-9):
             raise CapoError(
                 f"tol={self.tol!r} cannot be certified: round-off leaves the gap of this MDP known to within "
-                f"{attainable:.3g}; ask for tol >= {attainable:.3g}"
+                f"{attainable:.3g}; ask for tol >= {rounded_up(attainable)}"
             )
-        if self.tol is None and self.iterations is None:
+        if self.tol is None and self.iterations is None and self.default_tol:
             self.tol = max(DEFAULT_TOL, attainable)
         if self.tol is not None:
             self.settings = {**self.settings, "tol": f"{self.tol:g}"}
+
+    @property
+    def _reached(self) -> float | None:
+        """The gap at which the run counts as converged; policy iteration goes to round-off without a tol."""
+        exact = None if self.default_tol else self.resolution / (1 - self.mdp.gamma)
+        return exact if self.tol is None else self.tol
 
     @cached_property
     def resolution(self) -> float:
@@ -376,7 +393,7 @@ class _Run:
         )
         said = True
         if self.callback is not None:
-            said = self.callback(Snapshot(iteration, value, gap, now.log_policy.copy(), seconds)) is not False
+            said = not stops(self.callback(Snapshot(iteration, value, gap, now.log_policy.copy(), seconds)))
         if self.tol is not None and gap <= self.tol:
             return f"V* - V <= {self.tol:g} certified"
         if iteration >= limit:
@@ -393,19 +410,13 @@ class _Run:
             values=now.values,
             gap_bound=gap,
             covered=np.ones(self.mdp.n_states, bool),
-            converged=self.tol is not None and gap <= self.tol,
+            converged=self._reached is not None and gap <= self._reached,
             stopped=stopped,
             iterations=iteration,
             seconds=time.perf_counter() - self._started,
             history=dict(zip(("iteration", "value", "gap_bound", "seconds"), columns, strict=True)),
             settings=self.settings,
         )
-
-
-def _positive(name: str, value: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not 0 < value < np.inf:
-        raise CapoError(f"{name}={value!r} must be a positive, finite number")
-    return float(value)
 
 
 def _check_mu(mu: Any, mdp: MDP) -> Floats:
@@ -447,15 +458,11 @@ def stochastic_npg(
     """
     if mdp.n_states != 1:
         raise CapoError(f"stochastic_npg works on a bandit, an MDP of one state; this one has {mdp.n_states}")
-    rate = _positive("eta", eta)
-    if isinstance(iterations, bool) or int(iterations) != iterations or iterations < 1:
-        raise CapoError(f"iterations={iterations!r} must be a positive integer")
-    which = np.arange(seeds) if isinstance(seeds, int) else np.asarray(seeds, np.int64)
-    if which.size == 0:
-        raise CapoError("seeds: at least one is needed")
+    rate = positive("eta", eta)
+    iterations, which = whole("iterations", iterations), checked_seeds(seeds)
     if track is not None and not (track[0] == 0 and 0 <= track[1] < mdp.n_actions):
         raise CapoError(f"track={track!r} must be (0, arm) with arm in 0..{mdp.n_actions - 1}")
-    first, points = initial_log_policy(mdp, init, theta), record_points(record, int(iterations))
+    first, points = initial_log_policy(mdp, init, theta), record_points(record, iterations)
     started = time.perf_counter()
     rewards = np.ascontiguousarray(mdp.reward[0])
     policies = np.empty((len(which), 1, mdp.n_actions))

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from capo.checks import between, whole
 from capo.errors import CapoError, unknown_name
 from capo.tabular.critic import Walk
 from capo.tabular.mdp import MDP, Bools, Floats, check_distribution
@@ -153,8 +154,11 @@ class Randomized:
         given = self.d_gen(iteration) if callable(self.d_gen) else self.d_gen
         if given is None:
             return np.full(shape, 1 / (shape[0] * shape[1]))
-        array = np.asarray(given, np.float64)
-        if array.size != shape[0] * shape[1]:
+        try:
+            array = np.asarray(given, np.float64)
+        except (TypeError, ValueError):
+            raise CapoError(f"d_gen: {given!r} is not an array of numbers") from None
+        if array.shape not in (shape, (shape[0] * shape[1],)):
             raise CapoError(f"d_gen: shape {array.shape} must be (S, A) = {shape}")
         if (array == 0).any():
             s, a = divmod(int(np.flatnonzero(array.ravel() == 0)[0]), shape[1])
@@ -237,7 +241,7 @@ class Behaviour:
     """
 
     policy: Any = None
-    epsilon: float = 0.1
+    epsilon: float | None = None  # 0.1 if not given
     batch_size: int = 1
     horizon: int | None = None
     restart: Any = None
@@ -257,7 +261,8 @@ class Behaviour:
         return -(-mdp.n_states * mdp.n_actions // self.batch_size)
 
     def source(self, mdp: MDP, rng: np.random.Generator) -> WalkSource:
-        mix = 1 - self.epsilon if self._adaptive else 0.0
+        epsilon = 0.1 if self.epsilon is None else self.epsilon
+        mix = 1 - epsilon if self._adaptive else 0.0
         return _walk_source(mdp, rng, self._fixed(mdp), mix, self.restart, self.horizon, self.batch_size)
 
     def covers(self, mdp: MDP) -> Bools:
@@ -266,10 +271,11 @@ class Behaviour:
     def check(self, mdp: MDP) -> None:
         if self._adaptive and self.policy != "epsilon-greedy":
             raise unknown_name("behaviour policy", self.policy, ("epsilon-greedy",))
-        if not 0 <= self.epsilon <= 1:
-            raise CapoError(f"epsilon={self.epsilon!r} must lie in [0, 1]")
-        if isinstance(self.batch_size, bool) or int(self.batch_size) != self.batch_size or self.batch_size < 1:
-            raise CapoError(f"batch_size={self.batch_size!r} must be a positive integer")
+        if self.epsilon is not None:
+            between("epsilon", self.epsilon, 0, 1)
+            if not self._adaptive:
+                raise CapoError("epsilon belongs to behaviour='epsilon-greedy'; a fixed behaviour policy has none")
+        whole("batch_size", self.batch_size)
         self._fixed(mdp)
         _check_walk(mdp, self.restart, self.horizon)
 
@@ -290,7 +296,11 @@ class Given:
         if first is None:
             raise CapoError("the iterable of coordinates is empty")
         items = itertools.chain([first], items)
-        if np.ndim(first) == 1:
+        try:
+            single = np.ndim(first) == 1
+        except ValueError:  # a ragged list: no pair, and as a batch it is refused with its content
+            single = False
+        if single:
             return PairSource(check_pairs([item], mdp, "coordinate") for item in items)
         return ListSource(check_pairs(item, mdp, "batch of coordinates") for item in items)
 
@@ -325,7 +335,8 @@ def make_rule(rule: Any, **options: Any) -> Rule:
             return RULES[rule](**given)
         except TypeError:
             fields = getattr(RULES[rule], "__dataclass_fields__", {})
-            wrong = [key for key in given if key not in fields]
+            # The behaviour policy is the option `behaviour` to users.
+            wrong = ["behaviour" if key == "policy" else key for key in given if key not in fields]
             raise CapoError(f"rule {rule!r} does not take {', '.join(wrong)}") from None
     if isinstance(rule, Iterable):
         if given:
@@ -382,8 +393,8 @@ def _check_walk(mdp: MDP, restart: Any, horizon: int | None) -> None:
     origin = _restart(mdp, restart)
     if not (origin > 0)[~mdp.terminal].any():
         raise CapoError("walks would start in terminal states only: give a restart distribution elsewhere")
-    if horizon is not None and (isinstance(horizon, bool) or int(horizon) != horizon or horizon < 1):
-        raise CapoError(f"horizon={horizon!r} must be a positive integer")
+    if horizon is not None:
+        whole("horizon", horizon)
 
 
 def _walk_source(

@@ -268,6 +268,8 @@ class DirectCritic:
         advantage = self.mdp.q_values(values) - values[:, None]
         signs = np.sign(advantage).astype(np.int8)
         signs[np.abs(advantage) <= self.sign_tol] = 0
+        if not np.isfinite(advantage).all():
+            raise CapoError("values are no longer finite: use smaller rewards or a smaller step size")
         return Evaluation(values, signs, max(0.0, float(advantage.max())), 0.0)
 
 

@@ -70,16 +70,23 @@ class MDP:
         self.n_states, self.n_actions = shape
         self.is_sparse = sp.issparse(self._rows)
         ends = _terminal_mask(terminal, self.n_states)
-        rewards = _expected_reward(reward, self._rows, shape)
         if ends is not None and ends.any():
             self._rows = _make_absorbing(self._rows, ends, self.n_actions)
-            rewards = np.where(ends[:, None], 0.0, rewards)
-        self._rows = _check_probabilities(self._rows, self.n_actions)
+        self._rows = _check_probabilities(self._rows, self.n_actions, _sum_tolerance(transition))
+        rewards = _expected_reward(reward, self._rows, shape, ends)
+        largest = float(np.abs(rewards).max())
+        if not np.isfinite(largest / (1 - self.gamma) * 1e8):
+            raise CapoError(f"rewards of size {largest:g} are too large: values would leave the range of floats")
         self.reward: Floats = rewards
         self.start: Floats = _check_start(start, self.n_states)
         found = self._absorbing() & (rewards == 0).all(axis=1)
         self.terminal: Bools = found if ends is None else (found | ends)
-        for array in (self.reward, self.start, self.terminal):
+        self._freeze()
+
+    def _freeze(self) -> None:
+        """What was checked stays as it was checked."""
+        stored = (self._rows.data, self._rows.indices, self._rows.indptr) if self.is_sparse else (self._rows,)
+        for array in (self.reward, self.start, self.terminal, *stored):
             array.flags.writeable = False
 
     # --- what the engines read -------------------------------------------------------------------------------
@@ -160,6 +167,13 @@ class MDP:
         """Values of the rescaled MDP in the units of the rewards the MDP was built with."""
         return self.reward_map.scale * np.asarray(values, np.float64) + self.reward_map.shift / (1 - self.gamma)
 
+    def with_gamma(self, gamma: float) -> MDP:
+        """The same MDP with another discount."""
+        changed = object.__new__(MDP)
+        changed.__dict__.update(self.__dict__)
+        changed.gamma = _check_gamma(gamma)
+        return changed
+
     @property
     def has_unit_rewards(self) -> bool:
         """Whether every reward lies in [0, 1], as the rate theorems assume."""
@@ -177,14 +191,16 @@ class MDP:
         """
         if isinstance(env, str):
             env = _make_gymnasium(env, make_options)
-        table = getattr(getattr(env, "unwrapped", env), "P", None)
+        inner = getattr(env, "unwrapped", env)
+        table = getattr(inner, "P", None)
         if table is None:
             raise CapoError(
                 f"{env} has no transition table `P`: only Gymnasium's toy-text environments "
                 "(FrozenLake-v1, Taxi-v4, CliffWalking-v1) can be turned into an MDP"
             )
-        start = np.asarray(getattr(env.unwrapped, "initial_state_distrib", np.ones(len(table))), np.float64)
-        name = env.spec.id if getattr(env, "spec", None) is not None else type(env.unwrapped).__name__
+        _check_table(table)
+        start = np.asarray(getattr(inner, "initial_state_distrib", np.ones(len(table))), np.float64)
+        name = env.spec.id if getattr(env, "spec", None) is not None else type(inner).__name__
         return _from_table(cls, table, start / start.sum(), gamma, name)
 
     @classmethod
@@ -209,12 +225,22 @@ class MDP:
             return np.stack([part.toarray() if sp.issparse(part) else part for part in parts], axis=1)
 
         reward: Any
-        if not isinstance(rewards, list | tuple) and np.ndim(rewards) == 1:
-            reward = np.repeat(np.asarray(rewards, np.float64)[:, None], n_actions, axis=1)
-        elif not isinstance(rewards, list | tuple) and np.ndim(rewards) == 2 and not sp.issparse(rewards):
-            reward = np.asarray(rewards, np.float64)
+        listed = isinstance(rewards, list | tuple) and any(sp.issparse(part) for part in rewards)
+        plain = None if listed or sp.issparse(rewards) else _floats(rewards, "rewards")
+        if plain is not None and plain.ndim == 1:
+            reward = np.repeat(plain[:, None], n_actions, axis=1)
+        elif plain is not None and plain.ndim == 2:
+            reward = plain
+        elif sp.issparse(rewards):
+            reward = rewards.toarray()
         else:
-            reward = by_state(_action_matrices(rewards, "rewards"))
+            parts = _action_matrices(rewards, "rewards")
+            if len(parts) != n_actions or parts[0].shape != matrices[0].shape:
+                raise CapoError(
+                    f"rewards: {len(parts)} matrices of shape {parts[0].shape}, but the transitions have "
+                    f"{n_actions} of shape {matrices[0].shape}"
+                )
+            reward = by_state(parts)
         return cls(by_state(matrices), reward, gamma, start)
 
     def save(self, path: str | Path) -> Path:
@@ -244,7 +270,9 @@ class MDP:
     def load(cls, path: str | Path) -> MDP:
         """Read an MDP written by :meth:`save`, or any .npz with arrays transition, reward and gamma."""
         target = Path(path)
-        if not target.exists():
+        if not target.exists() and target.with_name(target.name + ".npz").exists():
+            target = target.with_name(target.name + ".npz")  # as `save` names it
+        if not target.is_file():
             raise CapoError(f"{target} does not exist")
         try:
             with np.load(target, allow_pickle=False) as archive:
@@ -276,6 +304,7 @@ class MDP:
             raise CapoError(f"{target} is damaged: {type(error).__name__}: {error}") from error
         mdp.terminal = terminal.astype(bool)
         mdp.reward_map = RewardMap(scale, shift)
+        mdp._freeze()
         return mdp
 
     @classmethod
@@ -289,7 +318,7 @@ class MDP:
         return cls(
             arrays["transition"],
             arrays["reward"],
-            float(arrays["gamma"]),
+            arrays["gamma"],
             arrays.get("start"),
             terminal=arrays.get("terminal"),
             name=target.stem,
@@ -319,12 +348,31 @@ class MDP:
 
 def _check_gamma(gamma: float) -> float:
     try:
-        value = float(gamma)
+        value = float(np.asarray(gamma).reshape(()))
     except (TypeError, ValueError):
         raise CapoError(f"gamma={gamma!r} must be a number strictly between 0 and 1") from None
     if not 0 < value < 1:
-        raise CapoError(f"gamma={gamma!r} must lie strictly between 0 and 1")
+        raise CapoError(f"gamma={value!r} must lie strictly between 0 and 1")
     return value
+
+
+def _floats(given: Any, what: str) -> Floats:
+    """An array of float64, or a CapoError; complex numbers are refused rather than cut."""
+    try:
+        array = np.asarray(given)
+        if np.iscomplexobj(array):
+            raise CapoError(f"{what} are complex numbers; they must be real")
+        return np.ascontiguousarray(array, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, CapoError):
+            raise
+        raise CapoError(f"{what} are not an array of numbers: {error}") from None
+
+
+def _sum_tolerance(transition: Any) -> float:
+    """How far a row may be from 1: single precision rounds more."""
+    dtype = getattr(transition, "dtype", None)
+    return 1e-5 if dtype in (np.float32, np.float16) else SUM_TOLERANCE
 
 
 def _transition_rows(transition: Any) -> tuple[Any, tuple[int, int]]:
@@ -343,10 +391,7 @@ def _transition_rows(transition: Any) -> tuple[Any, tuple[int, int]]:
         rows.sum_duplicates()
         rows.eliminate_zeros()
         return rows, (n_states, n_pairs // n_states)
-    try:
-        dense = np.ascontiguousarray(transition, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise CapoError(f"transitions are not an array of numbers: {error}") from None
+    dense = _floats(transition, "transitions")
     if dense.ndim != 3 or dense.shape[0] != dense.shape[2]:
         raise CapoError(f"transitions of shape {dense.shape} must be (S, A, S), or scipy.sparse (S*A, S)")
     n_states, n_actions, _ = dense.shape
@@ -355,7 +400,7 @@ def _transition_rows(transition: Any) -> tuple[Any, tuple[int, int]]:
     return dense.reshape(n_states * n_actions, n_states).copy(), (n_states, n_actions)
 
 
-def _check_probabilities(rows: Any, n_actions: int) -> Any:
+def _check_probabilities(rows: Any, n_actions: int, tolerance: float) -> Any:
     """The rows, refused if they are no distributions and scaled to sum to 1 where rounding left them off."""
     entries = rows.data if sp.issparse(rows) else rows
     if not np.isfinite(entries).all() or (entries < 0).any():
@@ -366,13 +411,13 @@ def _check_probabilities(rows: Any, n_actions: int) -> Any:
             "probabilities must be finite and at least 0"
         )
     sums = np.asarray(rows.sum(axis=1)).ravel()
-    wrong = np.flatnonzero(np.abs(sums - 1) > SUM_TOLERANCE)
+    wrong = np.flatnonzero(np.abs(sums - 1) > tolerance)
     if wrong.size:
         pair = int(wrong[0])
         more = f"; so do {wrong.size - 1} other rows" if wrong.size > 1 else ""
         raise CapoError(
             f"the probabilities of state {pair // n_actions}, action {pair % n_actions} sum to {sums[pair]:.12g}, "
-            f"off by {sums[pair] - 1:+.3g}: each row must sum to 1 within {SUM_TOLERANCE:g}{more}"
+            f"off by {sums[pair] - 1:+.3g}: each row must sum to 1 within {tolerance:g}{more}"
         )
     if np.abs(sums - 1).max() < 1e-12:
         return rows
@@ -388,20 +433,23 @@ def _first_bad_entry(rows: Any) -> tuple[int, int, float]:
     return int(pair), int(target), float(rows[pair, target])
 
 
-def _expected_reward(reward: Any, rows: Any, shape: tuple[int, int]) -> Floats:
-    n_states, n_actions = shape
+def _expected_reward(reward: Any, rows: Any, shape: tuple[int, int], ends: Bools | None) -> Floats:
+    """(S, A) expected rewards; 0 at the ends, whatever was given there."""
+    n_states = shape[0]
+    ended = np.zeros(n_states, bool) if ends is None else ends
+    if sp.issparse(reward) and reward.shape == shape != rows.shape:
+        reward = reward.toarray()
     if sp.issparse(reward):
         if reward.shape != rows.shape:
             raise CapoError(f"sparse rewards of shape {reward.shape} must be (S*A, S) = {rows.shape}")
         expected = np.asarray(sp.csr_array(rows).multiply(sp.csr_array(reward)).sum(axis=1)).reshape(shape)
     else:
-        try:
-            given = np.asarray(reward, dtype=np.float64)
-        except (TypeError, ValueError) as error:
-            raise CapoError(f"rewards are not an array of numbers: {error}") from None
+        given = _floats(reward, "rewards").copy()
+        if given.shape in (shape, (*shape, n_states)):
+            given[ended] = 0.0
         if given.shape == shape:
-            expected = given.copy()
-        elif given.shape == (n_states, n_actions, n_states):
+            expected = given
+        elif given.shape == (*shape, n_states):
             if not np.isfinite(given).all():
                 s, a, t = np.argwhere(~np.isfinite(given))[0]
                 raise CapoError(f"reward r(s={s}, a={a}, s'={t}) = {float(given[s, a, t])!r} is not finite")
@@ -412,6 +460,7 @@ def _expected_reward(reward: Any, rows: Any, shape: tuple[int, int]) -> Floats:
             raise CapoError(
                 f"rewards of shape {given.shape} must be (S, A) = {shape} or (S, A, S) = {(*shape, n_states)}"
             )
+    expected[ended] = 0.0
     if not np.isfinite(expected).all():
         s, a = np.argwhere(~np.isfinite(expected))[0]
         raise CapoError(f"reward r(s={s}, a={a}) = {float(expected[s, a])!r} is not finite")
@@ -447,7 +496,10 @@ def check_distribution(given: Any, size: int, what: str, *, positive: bool = Fal
 def _terminal_mask(terminal: Any, n_states: int) -> Bools | None:
     if terminal is None:
         return None
-    given = np.asarray(terminal)
+    try:
+        given = np.asarray(terminal)
+    except ValueError:
+        raise CapoError(f"terminal={terminal!r} must be state indices or an ({n_states},) mask") from None
     if given.dtype == np.bool_:
         if given.shape != (n_states,):
             raise CapoError(f"terminal mask of shape {given.shape} must be ({n_states},)")
@@ -456,6 +508,8 @@ def _terminal_mask(terminal: Any, n_states: int) -> Bools | None:
         raise CapoError(f"terminal={terminal!r} must be state indices or an ({n_states},) mask")
     if given.size and (given.min() < 0 or given.max() >= n_states):
         raise CapoError(f"terminal={terminal!r} names states outside 0..{n_states - 1}")
+    if len(np.unique(given)) != given.size:
+        raise CapoError(f"terminal={terminal!r} repeats states: give each index once, or a mask of booleans")
     mask = np.zeros(n_states, bool)
     mask[given.astype(int).ravel()] = True
     return mask
@@ -519,11 +573,30 @@ def _make_gymnasium(name: str, options: dict[str, Any]) -> Any:
             warnings.simplefilter("ignore")  # about newer versions of the same environment
             return gymnasium.make(name, **options)
     except gymnasium.error.Error as error:
-        near = difflib.get_close_matches(name, list(gymnasium.registry), n=3, cutoff=0.4)
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
-        raise CapoError(f"no Gymnasium environment {name!r}{hint}") from error
+        why = str(error).splitlines()[0]
+        if isinstance(error, gymnasium.error.UnregisteredEnv):
+            near = difflib.get_close_matches(name, list(gymnasium.registry), n=3, cutoff=0.4)
+            why += f"; did you mean {' or '.join(near)}?" if near else ""
+        raise CapoError(f"no Gymnasium environment {name!r}: {why}") from error
     except TypeError as error:
         raise CapoError(f"Gymnasium environment {name!r} refused its options {options}: {error}") from error
+
+
+def _check_table(table: Any) -> None:
+    """Refuse a table whose states or actions are not numbered from 0, or that leads outside itself."""
+    n_states = len(table)
+    n_actions = len(table[0]) if n_states and 0 in table else 0
+    if n_states == 0 or n_actions == 0:
+        raise CapoError("the transition table is empty: an MDP needs at least one state and one action")
+    for s in range(n_states):
+        if s not in table or sorted(table[s]) != list(range(n_actions)):
+            raise CapoError(
+                f"the transition table must have actions 0..{n_actions - 1} at state {s}, as at state 0"
+            )
+        for a, outcomes in table[s].items():
+            for outcome in outcomes:
+                if not 0 <= outcome[1] < n_states:
+                    raise CapoError(f"state {s}, action {a} of the transition table leads to state {outcome[1]}")
 
 
 def _from_table(cls: type[MDP], table: Any, start: Floats, gamma: float, name: str) -> MDP:

@@ -4,6 +4,7 @@ a slippery grid of any size). Public as ``capo.mdps``; :func:`parse` turns ``cha
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -12,16 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
+from capo.checks import between, whole
 from capo.errors import CapoError, unknown_name
 from capo.tabular.mdp import MDP
 
 _MOVES = ((-1, 0), (0, -1), (0, 1), (1, 0))  # top, left, right, down
-
-
-def _positive(name: str, value: int, least: int = 1) -> int:
-    if isinstance(value, bool) or int(value) != value or value < least:
-        raise CapoError(f"{name}={value!r} must be an integer of at least {least}")
-    return int(value)
 
 
 def bandit(rewards: npt.ArrayLike = (10.0, 9.9, 9.9, 0.0), gamma: float = 0.5) -> MDP:
@@ -29,7 +25,10 @@ def bandit(rewards: npt.ArrayLike = (10.0, 9.9, 9.9, 0.0), gamma: float = 0.5) -
 
     The default is the paper's four-armed one.
     """
-    arms = np.asarray(rewards, np.float64)
+    try:
+        arms = np.asarray(rewards, np.float64)
+    except (TypeError, ValueError):
+        raise CapoError(f"rewards={rewards!r} must be a vector of numbers") from None
     if arms.ndim != 1 or arms.size == 0:
         raise CapoError(f"rewards of shape {arms.shape}: a bandit needs a vector with at least one arm")
     return MDP(np.ones((1, arms.size, 1)), arms[None], gamma, name=f"bandit:{arms.size}")
@@ -44,7 +43,7 @@ def chain(n: int = 10, up_actions: int = 1, stochastic: bool = False, gamma: flo
         stochastic: going right moves 0 to 3 states, each with probability 1/4.
         gamma: discount.
     """
-    n, up_actions = _positive("n", n, 2), _positive("up_actions", up_actions)
+    n, up_actions = whole("n", n, 2), whole("up_actions", up_actions)
     transition = np.zeros((n + 1, up_actions + 1, n + 1))
     reward = np.zeros((n + 1, up_actions + 1))
     for s in range(1, n):
@@ -79,10 +78,10 @@ def grid(
         gamma: discount.
         seed: of the wall's line and gap.
     """
-    size = _positive("size", size, 4)
+    size = whole("size", size, 4)
     if wall not in ("horizontal", "vertical"):
         raise unknown_name("wall", wall, ("horizontal", "vertical"))
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(whole("seed", seed, 0))
     line, gap = int(rng.integers(1, size - 1)), int(rng.integers(0, size))
     blocked = np.zeros((size, size), bool)
     if wall == "vertical":
@@ -116,9 +115,8 @@ def slippery_grid(size: int = 10, slip: float = 0.2, gamma: float = 0.99) -> MDP
     A move goes astray with probability ``slip``, half to either side; against the border it stays put. A step
     costs 1 until the goal is reached.
     """
-    size = _positive("size", size, 2)
-    if not 0 <= slip <= 1:
-        raise CapoError(f"slip={slip!r} must lie in [0, 1]")
+    size = whole("size", size, 2)
+    slip = between("slip", slip, 0, 1)
     n_states = size * size
     row, column = np.divmod(np.arange(n_states), size)
     # Where each of the four moves leads from every state: (4, S).
@@ -140,11 +138,11 @@ def slippery_grid(size: int = 10, slip: float = 0.2, gamma: float = 0.99) -> MDP
 def garnet(n_states: int = 100, n_actions: int = 4, branching: int = 5, gamma: float = 0.95, seed: int = 0) -> MDP:
     """A Garnet MDP: each pair leads to ``branching`` random states with random probabilities; rewards
     uniform in [0, 1)."""
-    n_states, n_actions = _positive("n_states", n_states), _positive("n_actions", n_actions)
-    branching = _positive("branching", branching)
+    n_states, n_actions = whole("n_states", n_states), whole("n_actions", n_actions)
+    branching = whole("branching", branching)
     if branching > n_states:
         raise CapoError(f"branching={branching} must be at most n_states={n_states}")
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(whole("seed", seed, 0))
     n_pairs = n_states * n_actions
     # The first `branching` of a random order of all states; for large S, draws are repeated until distinct.
     if n_states <= 2000:
@@ -162,8 +160,8 @@ def garnet(n_states: int = 100, n_actions: int = 4, branching: int = 5, gamma: f
 
 def random(n_states: int = 10, n_actions: int = 4, gamma: float = 0.95, seed: int = 0) -> MDP:
     """Dense transitions, uniform on the simplex; rewards uniform in [0, 1)."""
-    n_states, n_actions = _positive("n_states", n_states), _positive("n_actions", n_actions)
-    rng = np.random.default_rng(seed)
+    n_states, n_actions = whole("n_states", n_states), whole("n_actions", n_actions)
+    rng = np.random.default_rng(whole("seed", seed, 0))
     weights = rng.standard_exponential((n_states, n_actions, n_states))
     transition = weights / weights.sum(axis=2, keepdims=True)
     return MDP(transition, rng.random((n_states, n_actions)), gamma, name=f"random:{n_states},{n_actions}")
@@ -175,9 +173,8 @@ def forest(n_states: int = 3, fire: float = 0.1, old: float = 4.0, cut: float = 
     Waiting pays ``old`` in the oldest state; cutting pays 1, or ``cut`` in the oldest state, nothing in the
     youngest.
     """
-    n_states = _positive("n_states", n_states, 2)
-    if not 0 <= fire <= 1:
-        raise CapoError(f"fire={fire!r} must lie in [0, 1]")
+    n_states = whole("n_states", n_states, 2)
+    fire = between("fire", fire, 0, 1)
     transition = np.zeros((n_states, 2, n_states))
     for s in range(n_states):
         transition[s, 0, 0] += fire
@@ -212,7 +209,7 @@ def parse(text: str, gamma: float | None = None) -> MDP:
     if text.endswith(".npz"):
         mdp = MDP.load(text)
         if gamma is not None and gamma != mdp.gamma:
-            return MDP(mdp.transition, mdp.reward, gamma, mdp.start, terminal=mdp.terminal, name=mdp.name)
+            return mdp.with_gamma(gamma)
         return mdp
     name, _, arguments = text.partition(":")
     if name in NAMES:
@@ -220,7 +217,7 @@ def parse(text: str, gamma: float | None = None) -> MDP:
         return _call(name, arguments, options)
     if "-v" in name and not arguments:
         return MDP.from_gymnasium(name, 0.99 if gamma is None else gamma)
-    if Path(text).exists():
+    if text and Path(text).exists():
         raise CapoError(f"{text} is not an .npz file: save an MDP with mdp.save(...)")
     raise unknown_name("MDP", name, [*NAMES, "FrozenLake-v1", "Taxi-v4", "CliffWalking-v1"])
 
@@ -240,5 +237,13 @@ def _call(name: str, arguments: str, options: dict[str, Any]) -> MDP:
         raise CapoError(
             f"{name} takes at most {len(parameters)} numbers ({', '.join(parameters)}), got {arguments}"
         )
+    if not all(math.isfinite(number) for number in numbers):
+        raise CapoError(f"{name}:{arguments}: the numbers must be finite")
     values = [int(number) if number == int(number) else number for number in numbers]
-    return function(**dict(zip(parameters, values, strict=False)), **options)
+    given: dict[str, Any] = dict(zip(parameters, values, strict=False))
+    if given.get("stochastic", 0) not in (0, 1):
+        raise CapoError(f"{name}:{arguments}: stochastic must be 0 or 1")
+    try:
+        return function(**given, **options)
+    except MemoryError as error:
+        raise CapoError(f"{name}:{arguments} does not fit into memory: {error}") from None

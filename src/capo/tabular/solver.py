@@ -12,6 +12,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from capo.checks import positive, whole
+from capo.checks import seeds as checked_seeds
 from capo.errors import CapoError, CapoWarning, unknown_name
 from capo.progress import Ticker
 from capo.tabular import kernels
@@ -64,6 +66,24 @@ class Snapshot:
 
 
 Callback = Callable[[Snapshot], object]
+
+
+def stops(said: object) -> bool:
+    """Whether a callback's answer is False; None and everything else go on."""
+    return isinstance(said, bool | np.bool_) and not said
+
+
+def greatest_advantage(advantage: Floats) -> float:
+    """The greatest advantage or 0; a run that has left the range of floats must not pass for a solved one."""
+    if not np.isfinite(advantage).all():
+        raise CapoError("values are no longer finite: use smaller rewards or a smaller step size")
+    return max(0.0, float(advantage.max()))
+
+
+def rounded_up(number: float) -> str:
+    """Three digits, never below the number itself: advice that works when it is followed."""
+    text = f"{number:.3g}"
+    return text if float(text) >= number else f"{number * 1.005:.3g}"
 
 
 def solve(
@@ -148,6 +168,9 @@ def solve(
     step = make_stepsize(
         stepsize, mdp, allow_violation, multiple=multiple, eta=eta, clip=clip, beta=beta, zeta=zeta
     )
+    seed = whole("seed", seed, 0)
+    if callback is not None and not callable(callback):
+        raise CapoError(f"callback={callback!r} must be callable")
     problem = _prepare(mdp, chosen, step, iterations, tol, cycles, init, theta, mu, sign_tol, critic, record_every)
     started = time.perf_counter()
     runner = problem.runner(seed)
@@ -158,6 +181,8 @@ def solve(
 
 def make_stepsize(stepsize: str | StepSize, mdp: MDP, allow_violation: bool, **options: float | None) -> StepSize:
     """A checked step size for this MDP, from its name and options or from a :class:`StepSize`."""
+    if not isinstance(mdp, MDP):
+        raise CapoError(f"{mdp!r} is not a capo.MDP; capo.mdps.parse turns a name such as 'chain:10' into one")
     given = {key: value for key, value in options.items() if value is not None}
     if isinstance(stepsize, StepSize):
         if given:
@@ -165,7 +190,7 @@ def make_stepsize(stepsize: str | StepSize, mdp: MDP, allow_violation: bool, **o
         step = stepsize
     else:
         takes = {"log": {"multiple"}, "fixed": {"eta"}, "clipped": {"clip"}, "on-policy": {"beta", "zeta"}}
-        if stepsize in takes and not set(given) <= takes[stepsize]:
+        if isinstance(stepsize, str) and stepsize in takes and not set(given) <= takes[stepsize]:
             wrong = ", ".join(sorted(set(given) - takes[stepsize]))
             raise CapoError(f"step size {stepsize!r} does not take {wrong}; it takes {', '.join(takes[stepsize])}")
         step = StepSize(stepsize, **given)  # type: ignore[arg-type]
@@ -252,26 +277,34 @@ def _prepare(
         require_dense(mdp.n_states)
     if critic not in CRITICS:
         raise unknown_name("critic", critic, CRITICS)
+    if critic != "auto" and not is_batch:
+        raise CapoError(f"critic={critic!r} is for rule='batch'; rule {rule.name!r} has one critic only")
     if critic == "auto":
         critic = "signs" if mdp.is_sparse and mdp.n_states >= SIGN_CRITIC_ABOVE else "direct"
-    for name, count in (("iterations", iterations), ("record_every", record_every)):
-        if count is not None and (isinstance(count, bool) or int(count) != count or count < 1):
-            raise CapoError(f"{name}={count!r} must be a positive integer")
-    if cycles is not None and (iterations is not None or not cycles > 0):
-        raise CapoError(f"cycles={cycles!r} must be positive, and given without iterations")
+    iterations = None if iterations is None else whole("iterations", iterations)
+    record_every = None if record_every is None else whole("record_every", record_every)
     cycle = rule.cycle_length(mdp)
     if cycles is not None:
-        iterations = max(1, round(cycles * cycle))
+        if iterations is not None:
+            raise CapoError("give iterations or cycles: cycles goes without iterations")
+        iterations = max(1, round(positive("cycles", cycles) * cycle))
+    tol = None if tol is None else positive("tol", tol)
     asked = tol if tol is not None else (DEFAULT_TOL if iterations is None else None)
     sign_tol, attainable = _sign_tolerance(mdp, sign_tol, asked, is_batch and critic == "signs")
-    if tol is None and asked is not None:
-        asked = max(asked, attainable)
-    if tol is not None and not tol > 0:
-        raise CapoError(f"tol={tol!r} must be positive")
-    if tol is not None and tol < attainable:
+    if tol is None and asked is not None and attainable > asked:
+        warnings.warn(
+            f"the default tol of {DEFAULT_TOL:g} cannot be certified on this MDP; stopping at "
+            f"{rounded_up(attainable)} instead",
+            CapoWarning,
+            stacklevel=3,
+        )
+        asked = attainable
+    if tol is not None and tol < attainable * (1 - 1e-9):
+        other = " or critic='direct'" if is_batch and critic == "signs" else ""
         raise CapoError(
             f"tol={tol:g} cannot be certified: advantages up to sign_tol={sign_tol:.3g} count as 0, so the gap is "
-            f"only known to within {attainable:.3g}; ask for tol >= {attainable:.3g} or give a smaller sign_tol"
+            f"only known to within {attainable:.3g}; ask for tol >= {rounded_up(attainable)}, "
+            f"or give a smaller sign_tol{other}"
         )
     settings = {"rule": rule.name, "step size": _describe(step)}
     settings |= {"order": rule.order} if isinstance(rule, Cyclic) and isinstance(rule.order, str) else {}
@@ -281,13 +314,13 @@ def _prepare(
         mdp,
         rule,
         step,
-        limit=int(iterations) if iterations is not None else DEFAULT_CYCLES * cycle,
+        limit=iterations if iterations is not None else DEFAULT_CYCLES * cycle,
         tol=asked,
         first=initial_log_policy(mdp, init, theta),
         mu=None if mu is None else check_distribution(mu, mdp.n_states, "mu", positive=True),
         sign_tol=sign_tol,
         critic=critic,
-        record_every=None if record_every is None else int(record_every),
+        record_every=record_every,
         cycle=cycle,
         covered=rule.covers(mdp),
         settings=settings,
@@ -299,9 +332,7 @@ def _sign_tolerance(mdp: MDP, given: float | None, tol: float | None, by_signs: 
     # Exact signs leave A <= sign_tol; signs from bounds leave A <= 2 sign_tol, known to within another.
     factor = (3 if by_signs else 1) / (1 - mdp.gamma)
     if given is not None:
-        if not (np.isfinite(given) and given > 0):
-            raise CapoError(f"sign_tol={given!r} must be positive and finite")
-        return float(given), float(given) * factor
+        return positive("sign_tol", given), positive("sign_tol", given) * factor
     # An error bound from residuals cannot be finer than their rounding over 1 - gamma.
     rounding = 1e-15 / (1 - mdp.gamma) if by_signs else 0.0
     finest = max(RELATIVE_SIGN_TOL, rounding) * value_scale(mdp)
@@ -316,7 +347,10 @@ def initial_log_policy(mdp: MDP, init: Any, theta: Any) -> Floats:
     if init is not None and theta is not None:
         raise CapoError("give init (a policy) or theta (softmax parameters), not both")
     if theta is not None:
-        parameters = np.asarray(theta, np.float64)
+        try:
+            parameters = np.asarray(theta, np.float64)
+        except (TypeError, ValueError):
+            raise CapoError(f"theta={theta!r} is not an array of numbers") from None
         if parameters.shape != shape or not np.isfinite(parameters).all():
             raise CapoError(f"theta of shape {parameters.shape} must be finite and (S, A) = {shape}")
         return np.asarray(log_normalise(parameters)[0])
@@ -434,7 +468,7 @@ class _CoordinateRunner:
         """V at the start distribution and the greatest advantage over the covered states."""
         q = self._critic.checked_q()
         advantage = (q - self._critic.values[:, None])[self._covered]
-        return float(self._mdp.start @ self._critic.values), max(0.0, float(advantage.max()))
+        return float(self._mdp.start @ self._critic.values), greatest_advantage(advantage)
 
     def trace(self) -> Trace | None:
         if self._steps:
@@ -545,7 +579,8 @@ class _Loop:
                 self.iteration += done
                 if done < n:
                     self.stopped = "the iterable of coordinates ended"
-                self._record()
+                if done > 0:
+                    self._record()
         finally:
             self._ticker.close()
 
@@ -573,7 +608,7 @@ class _Loop:
             self.stopped += f" before V* - V <= {problem.tol:g}" if problem.tol is not None else ""
         if self._callback is not None:
             now = Snapshot(self.iteration, value, self.gap_bound, self._runner.log_policy.copy(), seconds)
-            if self._callback(now) is False and not self.stopped:
+            if stops(self._callback(now)) and not self.stopped:
                 self.stopped = "the callback said so"
 
     def history(self) -> dict[str, Floats]:
@@ -652,12 +687,9 @@ def solve_many(
         raise CapoError(f"solve_many needs a rule with random numbers of its own, not {chosen.name!r}")
     step = make_stepsize(stepsize, mdp, allow_violation, **step_options)
     problem = _prepare(mdp, chosen, step, iterations, None, None, init, theta, None, sign_tol, "auto", None)
-    which = np.arange(seeds) if isinstance(seeds, int) else np.asarray(seeds, np.int64)
-    if which.size == 0:
-        raise CapoError("seeds: at least one is needed")
-    points = record_points(record, iterations)
-    if track is not None:
-        check_pairs([track], mdp, "track")
+    which = checked_seeds(seeds)
+    points = record_points(record, problem.limit)
+    tracked_pair = None if track is None else tuple(check_pairs([track], mdp, "track")[0])
     ticker = Ticker(progress)
     started = time.perf_counter()
     finished = 0
@@ -670,13 +702,13 @@ def solve_many(
         for i, point in enumerate(points):
             runner.advance(int(point) - done)
             done = int(point)
-            value[i] = mdp.start @ runner.values
-            tracked[i] = np.exp(runner.log_policy[track]) if track is not None else np.nan
+            value[i] = runner.status()[0]
+            tracked[i] = np.exp(runner.log_policy[tracked_pair]) if tracked_pair is not None else np.nan
         finished += 1
         ticker.show(f"{finished} of {len(which)} seeds, {time.perf_counter() - started:.0f} s")
         return value, tracked, np.exp(runner.log_policy), runner.counts, runner.status()[1]
 
-    with ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(None if threads is None else whole("threads", threads)) as pool:
         rows = list(pool.map(one, which.tolist()))
     ticker.close()
     value, tracked, policies, counts, greatest = (np.array(column) for column in zip(*rows, strict=True))
@@ -694,10 +726,8 @@ def solve_many(
 
 
 def record_points(record: int | Sequence[int], iterations: int) -> Ints:
-    if isinstance(record, int):
-        if record < 1:
-            raise CapoError(f"record={record} must be positive")
-        spread = np.geomspace(1, iterations + 1, record) - 1
+    if np.ndim(record) == 0:
+        spread = np.geomspace(1, iterations + 1, whole("record", record)) - 1
         return np.unique(np.concatenate([[0], np.round(spread), [iterations]]).astype(np.int64))
     points = np.unique(np.asarray(record, np.int64))
     if points.size == 0 or points[0] < 0 or points[-1] > iterations:
