@@ -21,13 +21,13 @@ import numpy as np
 
 from capo import envs
 from capo.errors import CapoError, CapoWarning, unknown_name
-from capo.neural import checkpoint, loop
-from capo.neural import config as ncapo_config
+from capo.neural import algorithms, checkpoint, loop
 from capo.neural.checkpoint import Checkpoint, CheckpointStore
 from capo.neural.evaluation import Evaluation
 from capo.neural.progress import Reporter, reporter
 from capo.neural.run import CHECKPOINTS, Interval, RunFolder, check_new, read_config
 from capo.neural.session import Session
+from capo.neural.settings import Settings, override
 from capo.neural.training import Rows, Training
 from capo.provenance import provenance, versions
 
@@ -81,7 +81,7 @@ class Agent:
                 "several seeds need the environment's id rather than one object: each seed starts anew"
             )
         self.preset = preset
-        self.config = self._make_config(preset, settings)
+        self.config: Any = override(self._settings().preset(preset, self.env.name), settings)
         self.overrides = dict(settings)
         self.extra: dict[str, Any] = {}  # more entries for config.json, kept when the run is resumed
         self.out = None if out is None else Path(out)
@@ -99,16 +99,9 @@ class Agent:
         self._predictions = 0
         self._playing = 0
 
-    # What an algorithm defines ----------------------------------------------------------------------------
-
-    def _make_config(self, preset: str, settings: Mapping[str, Any]) -> Any:
-        raise NotImplementedError
-
-    def _config_from(self, values: Mapping[str, Any]) -> Any:
-        raise NotImplementedError
-
-    def _make_learner(self, n_seeds: int) -> Any:
-        raise NotImplementedError
+    @classmethod
+    def _settings(cls) -> type[Settings]:
+        return algorithms.by_name(cls.algorithm).Config
 
     # Learning ---------------------------------------------------------------------------------------------
 
@@ -180,7 +173,7 @@ class Agent:
         """The training, made at its first use."""
         if self._training is None:
             together = self._jitted
-            learner = self._make_learner(len(self.seeds) if together else 1)
+            learner = loop.make_learner(self.env, self.config, len(self.seeds) if together else 1)
             self._training = Training(learner, self.seeds, together)
         return self._training
 
@@ -192,7 +185,7 @@ class Agent:
         if wanted != self.config.horizon:
             self.config = dataclasses.replace(self.config, horizon=int(wanted))
             # The horizon is compiled in; the state does not depend on it and goes on.
-            training.learner = self._make_learner(len(training.parts[0].seeds))
+            training.learner = loop.make_learner(self.env, self.config, len(training.parts[0].seeds))
 
     def _log_every_iterations(self, iterations: int, per_iteration: int) -> int:
         if self._log_every_frames is not None:
@@ -387,7 +380,7 @@ class Agent:
                 "can't hold: give it again as env="
             )
         agent = cls(env, content["preset"], seeds=content["seeds"], **content["overrides"])
-        agent.config = agent._config_from(content["config"])
+        agent.config = cls._settings().from_dict(content["config"])
         found, stored = agent._environment(), content["environment"]
         for key, value in stored.items():
             if found.get(key) != value:
@@ -502,17 +495,8 @@ class NCAPO(Agent):
 
     algorithm = "ncapo"
 
-    def _make_config(self, preset: str, settings: Mapping[str, Any]) -> Any:
-        return ncapo_config.override(ncapo_config.preset(preset, self.env.name), settings)
 
-    def _config_from(self, values: Mapping[str, Any]) -> Any:
-        return ncapo_config.NCAPOConfig.from_dict(values)
-
-    def _make_learner(self, n_seeds: int) -> Any:
-        return loop.make_learner(self.env, self.config, n_seeds)
-
-
-ALGORITHMS: dict[str, type[Agent]] = {NCAPO.algorithm: NCAPO}
+ALGORITHMS: dict[str, type[Agent]] = {agent.algorithm: agent for agent in (NCAPO,)}
 
 
 def algorithm(name: str) -> type[Agent]:

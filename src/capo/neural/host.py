@@ -1,4 +1,4 @@
-"""NCAPO on environments that only the host can step (Gymnasium): the same jitted learning, K = 1."""
+"""Learning on environments that only the host can step (Gymnasium): the same jitted learning, K = 1."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import numpy as np
 
 from capo.envs.gym import GymEnv, HostEnvs
 from capo.errors import CapoError
-from capo.neural import ncapo, networks, replay
-from capo.neural.config import NCAPOConfig
-from capo.neural.loop import MAX_EVALUATION_STEPS, Metrics, TrainState, _Learner, seed_keys, to_device
+from capo.neural import replay
+from capo.neural.algorithm import Metrics, TrainState
+from capo.neural.loop import MAX_EVALUATION_STEPS, _Learner, seed_keys, to_device
 from capo.neural.replay import Rollout
+from capo.neural.settings import Settings
 
 Array = Any
 PyTree = Any
@@ -111,7 +112,7 @@ class HostLearner(_Learner):
     under way. A learner that gets a state it did not end with itself starts new episodes.
     """
 
-    def __init__(self, env: GymEnv, config: NCAPOConfig, n_seeds: int) -> None:
+    def __init__(self, env: GymEnv, config: Settings, n_seeds: int) -> None:
         if n_seeds != 1:
             raise CapoError(
                 f"{env.name!r} is stepped on the host, one seed at a time: make one learner a seed "
@@ -146,17 +147,17 @@ class HostLearner(_Learner):
         collector = self._collector_for(state)
         iteration, key = int(state.iteration[0]), state.key[0]
         for now in range(iteration, iteration + iterations):
-            epsilon = ncapo.epsilon_at(self.config, np.float32(now * self.frames_per_iteration))
+            epsilon = self.algorithm.exploration(np.float32(now * self.frames_per_iteration))
             collect_key = jax.random.split(jax.random.fold_in(key, now))[0]
-            actor = jax.tree.map(lambda leaf: leaf[0], networks.part(state.params, "actor"))
+            acting = jax.tree.map(lambda leaf: leaf[0], self.algorithm.acting(state.params))
 
-            def behave(obs: NDArray, step: int, args: Any = (actor, collect_key, epsilon)) -> Any:
+            def behave(obs: NDArray, step: int, args: Any = (acting, collect_key, epsilon)) -> Any:
                 action, log_mu = self._behave(*args, obs, step)
                 return np.asarray(action), np.asarray(log_mu)
 
             rollouts, episodes = collector.collect(behave, self.config.n_envs)
             state, metrics = self._step(state, rollouts)
-            rows.append(metrics | episodes | {"epsilon": epsilon})
+            rows.append(metrics | episodes | ({"epsilon": epsilon} if self.algorithm.explores else {}))
         self._expected = _position(state)
         if not rows:
             return state, {}
@@ -204,20 +205,22 @@ class HostLearner(_Learner):
         return np.ones((n, self.env.n_actions), np.bool_)
 
     def _behave_jitted(
-        self, actor: PyTree, key: Array, epsilon: Array, obs: Array, step: Array
+        self, acting: PyTree, key: Array, epsilon: Array, obs: Array, step: Array
     ) -> tuple[Array, Array]:
-        log_mu = ncapo.behaviour(networks.outputs(self.network, actor, obs), epsilon)
-        action = jax.random.categorical(jax.random.fold_in(key, step), log_mu)
+        key = jax.random.fold_in(key, step)
+        if self.algorithm.perturbs:
+            acting = self.algorithm.perturb(acting, jax.random.fold_in(key, 1))
+        log_mu = self.algorithm.behaviour(acting, obs, epsilon)
+        action = jax.random.categorical(key, log_mu)
         return action.astype(jnp.int32), jnp.take_along_axis(log_mu, action[:, None], axis=-1)[:, 0]
 
     def _learn_iteration(self, state: TrainState, rollouts: Rollout) -> tuple[TrainState, Metrics]:
         iteration = state.iteration[0]
-        stored = rollouts._replace(obs=replay.pack(self.replay, rollouts.obs))
 
         def one(state: TrainState) -> tuple[TrainState, Metrics]:
             learn_key = jax.random.split(jax.random.fold_in(state.key, iteration))[1]
-            state = replace(state, replay=replay.add(self.replay, state.replay, stored, iteration))
-            return self._learn(state, iteration, learn_key)
+            state, metrics = self.algorithm.learn(state, rollouts, iteration, learn_key)
+            return replace(state, iteration=state.iteration + 1), metrics
 
         return jax.vmap(one)(state)
 

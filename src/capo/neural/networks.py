@@ -22,7 +22,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from capo.errors import CapoError
-from capo.neural.config import NCAPOConfig
 
 Array = Any
 Params = Any  # a dict tree of arrays
@@ -44,7 +43,7 @@ class NetworkSpec:
     precision: Literal["float32", "bfloat16"] = "float32"
 
 
-def spec_for(config: NCAPOConfig, observation_shape: tuple[int, ...], n_actions: int) -> NetworkSpec:
+def spec_for(config: Any, observation_shape: tuple[int, ...], n_actions: int) -> NetworkSpec:
     """The networks for an environment; ``auto`` takes the convolution for image grids (three axes)."""
     image = len(observation_shape) == 3 and min(observation_shape[:2]) >= KERNEL
     if config.network == "conv" and not image:

@@ -117,7 +117,8 @@ class Training:
 
     def _check_finite(self, part: Part, metrics: Mapping[str, Any], first: int) -> None:
         """Raise if a loss is not finite or the learner saw a parameter that is not."""
-        watched = {name: np.asarray(metrics[name]) for name in ("actor_loss", "critic_loss", "grad_norm")}
+        losses = ("actor_loss", "critic_loss", "grad_norm")  # an algorithm without an actor has no first one
+        watched = {name: np.asarray(metrics[name]) for name in losses if name in metrics}
         bad = np.asarray(metrics["finite"]) == 0
         for values in watched.values():
             bad = bad | ~np.isfinite(values)
