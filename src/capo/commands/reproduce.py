@@ -17,6 +17,9 @@ from capo.report import figures
 EXPERIMENTS: dict[str, tuple[str, str]] = {
     "bandit": ("capo.experiments.bandit", "variable against fixed steps, on- and off-policy (about 1.5 minutes)"),
     "rates": ("capo.experiments.rates", "the gap of every algorithm and its theorem's bound (about 3 minutes)"),
+    "chain": ("capo.experiments.chain", "CAPO and Off-PAC with true values on the chain (about 6 minutes)"),
+    "grid": ("capo.experiments.grid", "CAPO, Off-PAC and PPO with true values in the maze (about 5 minutes)"),
+    "noise": ("capo.experiments.noise", "critics whose signs or sizes are wrong (about 5 minutes)"),
 }
 _EXAMPLES = """\
 examples:
