@@ -496,7 +496,37 @@ class NCAPO(Agent):
     algorithm = "ncapo"
 
 
-ALGORITHMS: dict[str, type[Agent]] = {agent.algorithm: agent for agent in (NCAPO,)}
+class OffPAC(Agent):
+    """Off-policy actor-critic: NCAPO's machinery with the importance-weighted policy gradient.
+
+    >>> OffPAC("probe-action", width=16, n_envs=8, rollout_length=2).learn(16).frames
+    16
+    """
+
+    algorithm = "offpac"
+
+
+class A2C(Agent):
+    """Advantage actor-critic, on-policy, with Stable-Baselines3's meaning of every setting.
+
+    >>> A2C("probe-action", width=16).learn(80).frames
+    80
+    """
+
+    algorithm = "a2c"
+
+
+class PPO(Agent):
+    """Proximal policy optimization, on-policy, with Stable-Baselines3's meaning of every setting.
+
+    >>> PPO("probe-action", n_envs=4, rollout_length=16, batch_size=32, width=16).learn(128).frames
+    128
+    """
+
+    algorithm = "ppo"
+
+
+ALGORITHMS: dict[str, type[Agent]] = {agent.algorithm: agent for agent in (NCAPO, OffPAC, A2C, PPO)}
 
 
 def algorithm(name: str) -> type[Agent]:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from capo.errors import unknown_name
+from capo.neural.a2c import A2CAlgorithm
 from capo.neural.algorithm import Algorithm
 from capo.neural.ncapo import NCAPOAlgorithm
+from capo.neural.offpac import OffPACAlgorithm
+from capo.neural.ppo import PPOAlgorithm
 from capo.neural.settings import Settings
 
-ALGORITHMS: dict[str, type[Algorithm]] = {each.name: each for each in (NCAPOAlgorithm,)}
+ALGORITHMS: dict[str, type[Algorithm]] = {
+    each.name: each for each in (NCAPOAlgorithm, OffPACAlgorithm, A2CAlgorithm, PPOAlgorithm)
+}
 
 
 def by_name(name: str) -> type[Algorithm]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ from capo.neural.config import KL, NCAPOConfig
 from capo.neural.networks import NetworkSpec, Params
 from capo.neural.replay import Rollout
 from capo.neural.retrace import retrace
+from capo.neural.settings import Settings
 from capo.update import StepSize, coordinate_update
 
 Array = Any
@@ -112,9 +113,7 @@ def losses(
 
     logits, q, features = networks.logits_and_q(spec, params, batch.obs[:, :length])
     log_pi = jax.nn.log_softmax(logits)
-    evaluation = evaluate(
-        config, batch, *_slow_networks(config, spec, params, target, batch, logits, features), taken
-    )
+    evaluation = evaluate_by_slow_networks(config, spec, params, target, batch, logits, features)
 
     critic = jnp.mean(jnp.square(taken(q) - evaluation.returns))
     in_batch = jnp.arange(spec.n_actions) == batch.action[..., None]
@@ -138,6 +137,26 @@ def losses(
         "advantage_abs": jnp.mean(jnp.abs(evaluation.advantage)),
     }
     return loss, metrics
+
+
+def evaluate_by_slow_networks(
+    config: Any, spec: NetworkSpec, params: Params, target: Params, batch: Rollout, logits: Array, features: Array
+) -> Evaluation:
+    """:func:`evaluate` with the pi_m and Q' that the config asks for.
+
+    Args:
+        params: the networks that learn.
+        target: slow copies, see :func:`init_target`.
+        batch: (B, T) rollouts.
+        logits: (B, T, A) of the networks that learn.
+        features: (B, T, width) of their critic.
+    """
+
+    def taken(x: Array) -> Array:
+        return jnp.take_along_axis(x, batch.action[..., None], axis=-1)[..., 0]
+
+    slow = _slow_networks(config, spec, params, target, batch, logits, features)
+    return evaluate(config, batch, *slow, taken)
 
 
 def _slow_networks(
@@ -254,7 +273,7 @@ class NCAPOAlgorithm(Algorithm):
     """NCAPO for the loop: a replay of rollouts, gradient steps on batches of them, slow target networks."""
 
     name = "ncapo"
-    Config = NCAPOConfig
+    Config: ClassVar[type[Settings]] = NCAPOConfig
     explores = True
     losses: Losses = staticmethod(losses)
 

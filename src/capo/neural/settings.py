@@ -18,6 +18,7 @@ from capo.errors import CapoError, unknown_name
 Network = Literal["auto", "mlp", "conv"]
 Activation = Literal["relu", "tanh"]
 Optimiser = Literal["adam", "rmsprop"]
+OnPolicyOptimiser = Literal["adam", "rmsprop", "rmsprop-tf"]
 Schedule = Literal["constant", "linear"]
 Precision = Literal["float32", "bfloat16"]
 
@@ -30,7 +31,7 @@ RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("conv_features", "actor_every", "epochs", "n_step", "replay_transitions"), (1, math.inf)),
     **dict.fromkeys(("target_every", "noisy_sigma", "v_max"), (1e-30, math.inf)),
     **dict.fromkeys(("replay_clear_every", "alpha_bonus", "critic_coefficient", "entropy"), (0, math.inf)),
-    **dict.fromkeys(("clip_value", "learning_starts", "hidden_layers"), (0, math.inf)),
+    **dict.fromkeys(("clip_value", "max_ratio", "learning_starts", "hidden_layers"), (0, math.inf)),
     **dict.fromkeys(("gamma", "retrace_lambda", "epsilon_start", "epsilon_final", "epsilon_fraction"), (0, 1)),
     **dict.fromkeys(("tau_q", "tau_policy", "optimiser_decay", "gae_lambda"), (0, 1)),
     **dict.fromkeys(("priority_exponent", "priority_correction"), (0, 1)),
