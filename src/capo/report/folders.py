@@ -54,6 +54,7 @@ class Record:
         facts: versions, commit, hardware, wall time, as (what, value).
         versions: of the packages.
         gifs: pictures of the agent playing.
+        quick: whether it is a small version of an experiment, not the real one.
         problems: what is missing or damaged, in words.
     """
 
@@ -73,7 +74,12 @@ class Record:
     facts: list[tuple[str, str]] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
     gifs: list[Path] = field(default_factory=list)
+    quick: bool = False
     problems: list[str] = field(default_factory=list)
+
+    def protocol_line(self, what: str) -> str:
+        """How something was measured; empty if that isn't known."""
+        return dict(self.protocol).get(what, "")
 
     def problem(self, file: str, text: str) -> None:
         """Note something that is missing or damaged."""
@@ -223,12 +229,13 @@ def _take_config(record: Record, config: Mapping[str, Any]) -> None:
     record.facts += _facts(config)
     record.versions = _versions(config)
     record.protocol += [
-        ("Training curve", _training_protocol(record.settings)),
+        ("Training curve", training_protocol(record.settings)),
         ("Sticky actions", sticky(record.env)),
     ]
 
 
-def _training_protocol(settings: Mapping[str, Any]) -> str:
+def training_protocol(settings: Mapping[str, Any]) -> str:
+    """What a training curve is, in words."""
     how = "mean return of the episodes that ended since the last log point, with the exploration of training"
     start, end = settings.get("epsilon_start"), settings.get("epsilon_final")
     if start is not None and end is not None:
@@ -381,7 +388,8 @@ def _result_record(file: Path, content: Mapping[str, Any]) -> Record:
         algorithm=content["algorithm"],
         preset=content["preset"],
         settings=dict(content["config"]),
-        frames=content["frames"],
+        frames=int(content["frames_trained"]),
+        quick=bool(content["quick"]),
         protocol=[(str(what), str(how)) for what, how in content["protocol"].items()],
     )
     for entry in content["seeds"]:

@@ -433,7 +433,7 @@
     page.replaceChildren(...[
       ...head(), controls(), curves(), finalTable(), profile(),
       improvementTable(env().improvement, "h-better", `Probability of improvement: ${env().name}`, "Chance that a seed of the row's algorithm scores higher than one of the column's; ties count half. Bootstrap interval over seeds."),
-      overall ? improvementTable(overall, "h-overall", "Probability of improvement: all environments", `Averaged over ${overall.environments.join(", ")}; seeds drawn again within each environment.`) : null,
+      overall ? improvementTable(overall, "h-overall", "Probability of improvement: environments together", `Averaged over ${overall.environments.join(", ")}; seeds drawn again within each environment.`) : null,
       pictures(), protocol(), settings(),
     ].filter(Boolean));
     if (again) page.querySelector(again)?.focus({ preventScroll: true });

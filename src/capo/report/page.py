@@ -104,6 +104,8 @@ def page_data(records: Sequence[Record], problems: Sequence[str]) -> JSON:
     series = group(records)
     environments = sorted({one.env for one in series})
     remarks = [*_version_remarks(records), *_unfinished_remarks(series)]
+    if any(record.quick for record in records):
+        remarks.insert(0, "Results of a --quick run: far too few frames and seeds to conclude anything from.")
     if len(environments) > 1:
         remarks.insert(
             0,
