@@ -447,12 +447,12 @@ def draw(folder: Path, out: Path) -> list[Path]:
         axes,
     ):
         for column, game in enumerate(games):
-            last = 0.0
+            own = {name: found[game, name] for name in algorithms if (game, name) in found}
+            last = max(max(frames[-1] for frames, _ in _drawn(record).values()) for record in own.values())
             for algorithm in algorithms:
-                record = found.get((game, algorithm))
-                if record is not None:
-                    last = max(last, _draw_curves(axes[:, column], algorithm, record))
-            _draw_paper(axes[:, column], game, algorithms, last)
+                if algorithm in own:
+                    _draw_curves(axes[:, column], algorithm, own[algorithm])
+                _draw_paper(axes[:, column], game, algorithm, last)
             absent = [NAMES[algorithm] for algorithm in algorithms if (game, algorithm) not in found]
             top = axes[0, column]
             top.set_title(game.replace("_", " ").title() + (f"\n(no {', '.join(absent)})" if absent else ""))
@@ -461,36 +461,33 @@ def draw(folder: Path, out: Path) -> list[Path]:
             axes[1, column].xaxis.set_major_formatter(lambda value, _: _short(value))
         axes[0, 0].set_ylabel("mean ± 0.5 std")
         axes[1, 0].set_ylabel("interquartile mean, 95 % interval")
-        figures.legend_below(drawing, list(axes.flat), columns=6)
+        figures.legend_below(drawing, list(axes.flat), columns=len(algorithms))
     return [path]
 
 
-def _draw_curves(axes: Any, algorithm: str, record: Record) -> float:
-    """One algorithm in both panels of a game; returns its last frame."""
-    curves = record.evaluation or record.training
-    summary = statistics.summarise_curves(list(curves.values()))
-    colour, name = COLOURS[algorithm], NAMES[algorithm]
+def _drawn(record: Record) -> dict[int, folders.Curve]:
+    return record.evaluation or record.training
+
+
+def _draw_curves(axes: Any, algorithm: str, record: Record) -> None:
+    """One algorithm in both panels of a game."""
+    summary = statistics.summarise_curves(list(_drawn(record).values()))
     half = 0.5 * summary.std
     bands = ((summary.mean, summary.mean - half, summary.mean + half), (summary.iqm, summary.low, summary.high))
     for axis, (middle, low, high) in zip(axes, bands, strict=True):
-        axis.fill_between(summary.frames, low, high, color=colour, alpha=0.18, linewidth=0)
-        axis.plot(summary.frames, middle, color=colour, label=name)
-    return float(summary.frames[-1]) if len(summary.frames) else 0.0
+        axis.fill_between(summary.frames, low, high, color=COLOURS[algorithm], alpha=0.18, linewidth=0)
+        axis.plot(summary.frames, middle, color=COLOURS[algorithm], label=NAMES[algorithm])
 
 
-def _draw_paper(axes: Any, game: str, algorithms: Sequence[str], last: float) -> None:
-    for algorithm, (frames, returns) in paper.of_environment(f"minatar-{game}").items():
-        inside = frames <= last
-        if algorithm in algorithms and inside.any():
-            for axis in axes:
-                axis.plot(
-                    frames[inside],
-                    returns[inside],
-                    color=COLOURS[algorithm],
-                    linestyle="--",
-                    linewidth=1.1,
-                    label=f"{NAMES[algorithm]}, paper",
-                )
+def _draw_paper(axes: Any, game: str, algorithm: str, last: float) -> None:
+    """The paper's curve as far as ours go."""
+    curve = paper.of_environment(f"minatar-{game}").get(algorithm)
+    if curve is None or curve[0][0] > last:
+        return
+    frames, returns = (values[curve[0] <= last] for values in curve)
+    style = {"color": COLOURS[algorithm], "linestyle": "--", "linewidth": 1.1}
+    for axis in axes:
+        axis.plot(frames, returns, **style, label=f"{NAMES[algorithm]}, paper")
 
 
 def _short(value: float) -> str:

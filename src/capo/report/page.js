@@ -172,13 +172,20 @@
       return group;
     }
 
-    function nearest(line, x) {
-      let best = -1;
-      line.x.forEach((value, i) => {
-        if (known(line.y[i]) && (best < 0 || Math.abs(value - x) < Math.abs(line.x[best] - x))) best = i;
-      });
+    // Where a line is at x: its own nearest point, or between two points of the paper's sparse curves.
+    function locate(line, x) {
+      const points = line.x.map((_, i) => i).filter((i) => known(line.y[i]));
+      if (line.dashed) {
+        const next = points.findIndex((i) => line.x[i] >= x);
+        if (next < 0 || (next === 0 && line.x[points[0]] > x)) return null;
+        const [a, b] = [points[Math.max(next - 1, 0)], points[next]];
+        const share = a === b ? 0 : (x - line.x[a]) / (line.x[b] - line.x[a]);
+        return { line, i: b, x, y: line.y[a] + share * (line.y[b] - line.y[a]) };
+      }
+      if (!points.length) return null;
+      const i = points.reduce((best, one) => (Math.abs(line.x[one] - x) < Math.abs(line.x[best] - x) ? one : best));
       const spacing = line.x.length > 1 ? (line.x[line.x.length - 1] - line.x[0]) / (line.x.length - 1) : Infinity;
-      return best >= 0 && Math.abs(line.x[best] - x) <= 1.01 * spacing ? best : -1;
+      return Math.abs(line.x[i] - x) <= 1.01 * spacing ? { line, i, x: line.x[i], y: line.y[i] } : null;
     }
 
     function show(x) {
@@ -188,24 +195,21 @@
       let near = longest.x[0];
       for (const value of longest.x) if (Math.abs(value - x) < Math.abs(near - x)) near = value;
       at = near;
-      const rows = lines.map((line) => ({ line, i: nearest(line, at) })).filter((row) => row.i >= 0)
-        .sort((a, b) => b.line.y[b.i] - a.line.y[a.i]);
+      const rows = lines.map((line) => locate(line, at)).filter(Boolean).sort((a, b) => b.y - a.y);
       view.cursor.replaceChildren(svg("line", { class: "cursor", x1: view.px(at), x2: view.px(at), y1: view.margin.top, y2: view.py(view.y0) }));
-      for (const { line, i } of rows) {
-        if (line.y[i] > view.y1) continue;
-        view.cursor.append(svg("circle", { cx: view.px(line.x[i]), cy: view.py(line.y[i]), r: 4, fill: line.dashed ? "#fff" : line.colour, stroke: line.dashed ? line.colour : "#fff", "stroke-width": 1.5 }));
+      for (const { line, x: where, y } of rows) {
+        if (y > view.y1) continue;
+        view.cursor.append(svg("circle", { cx: view.px(where), cy: view.py(y), r: 4, fill: line.dashed ? "#fff" : line.colour, stroke: line.dashed ? line.colour : "#fff", "stroke-width": 1.5 }));
       }
       const title = options.xTitle(at);
-      tooltip.replaceChildren(el("b", {}, title), el("table", {}, el("tbody", {}, rows.map(({ line, i }) =>
-        el("tr", {}, el("td", {}, key(line), line.label), el("td", {}, options.value(line.y[i])), el("td", {}, line.detail ? line.detail(i) : ""))))));
+      tooltip.replaceChildren(el("b", {}, title), el("table", {}, el("tbody", {}, rows.map(({ line, i, y }) =>
+        el("tr", {}, el("td", {}, key(line), line.label), el("td", {}, options.value(y)), el("td", {}, line.detail ? line.detail(i) : ""))))));
       tooltip.hidden = false;
       const left = view.px(at) * (box.clientWidth / view.width);
       const space = box.clientWidth - tooltip.offsetWidth;
-      const roomy = box.clientWidth > 600;
-      const right = roomy ? left + 14 : space, before = roomy ? left - tooltip.offsetWidth - 14 : view.margin.left;
-      const beside = (roomy ? right <= space : left < box.clientWidth / 2) ? right : before;
+      const beside = left + 14 <= space ? left + 14 : left - tooltip.offsetWidth - 14;
       tooltip.style.transform = `translate(${Math.max(0, Math.min(beside, space))}px, ${view.margin.top}px)`;
-      spoken.textContent = `${title}: ${rows.map(({ line, i }) => `${line.label} ${options.value(line.y[i])}`).join(", ")}`;
+      spoken.textContent = `${title}: ${rows.map(({ line, y }) => `${line.label} ${options.value(y)}`).join(", ")}`;
     }
 
     function hide() { tooltip.hidden = true; at = null; view?.cursor.replaceChildren(); }
