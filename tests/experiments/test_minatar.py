@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")  # before jax is imported: compiles faster
 
 import jax
 import numpy as np
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
+
+from made_runs import make_result
+
 from capo import CapoError
 from capo.cli import main
 from capo.experiments import minatar
-from capo.experiments.minatar import EvaluationLog, Plan, write_result
+from capo.experiments.minatar import EvaluationLog, Plan
 from capo.neural import agent as agents
 from capo.report import folders
 
@@ -131,46 +139,14 @@ def test_an_interrupted_run_goes_on_to_the_same_end(
     assert json.loads((broken / "breakout-ncapo.json").read_text())["seeds"] == theirs["seeds"]
 
 
-def result(folder: Path, game: str, algorithm: str, top: float, **changes: Any) -> Path:
-    """A results file without training."""
-    folder.mkdir(exist_ok=True)
-    frames = list(range(500_000, 10_000_001, 500_000))
-    seeds = [
-        {
-            "seed": seed,
-            "training": {"frames": frames, "returns": [None] + [top * (i + seed) / 20 for i in range(1, 20)]},
-            "evaluation": {"frames": frames, "returns": [top * (i + seed) / 20 for i in range(20)]},
-            "final_returns": [top + seed, top - seed],
-        }
-        for seed in range(5)
-    ]
-    content = {
-        "experiment": "minatar",
-        "format": folders.FORMAT,
-        "game": game,
-        "env": f"minatar-{game}",
-        "algorithm": algorithm,
-        "preset": "default",
-        "frames": 10_000_000,
-        "frames_trained": 10_000_000,
-        "quick": False,
-        "protocol": {"Final score": "100 whole episodes of each seed"},
-        "config": {"gamma": 0.99},
-        "programs": [{"seeds": list(range(5)), "wall_seconds": 60.0, "versions": {"jax": "0.10"}, "hardware": {}}],
-        "seeds": seeds,
-    }
-    write_result(folder / f"{game}-{algorithm}.json", content | changes)
-    return folder / f"{game}-{algorithm}.json"
-
-
 def test_drawing_marks_what_is_missing_or_damaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = tmp_path / "data"
-    result(data, "breakout", "ncapo", 54.0)
-    result(data, "breakout", "ppo", 30.0)
-    result(data, "seaquest", "ncapo", 32.0)
-    cut = result(data, "seaquest", "ppo", 15.0)
+    make_result(data, "breakout", "ncapo", 54.0)
+    make_result(data, "breakout", "ppo", 30.0)
+    make_result(data, "seaquest", "ncapo", 32.0)
+    cut = make_result(data, "seaquest", "ppo", 15.0)
     cut.write_text(cut.read_text()[:700])
-    result(data, "asterix", "ncapo", 20.0, format=99)
+    make_result(data, "asterix", "ncapo", 20.0, format=99)
     assert main(["reproduce", "minatar", "--draw-only", "--out", str(data)]) == 0
     shown = capsys.readouterr().out
     assert "seaquest-ppo.json: is not readable JSON, perhaps cut short" in shown
@@ -196,7 +172,7 @@ def test_drawing_marks_what_is_missing_or_damaged(tmp_path: Path, capsys: pytest
 def test_a_folder_without_a_finished_seed_is_an_error(
     tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
-    result(tmp_path, "breakout", "ncapo", 54.0, **change)
+    make_result(tmp_path, "breakout", "ncapo", 54.0, **change)
     with pytest.raises(CapoError, match=message) as caught:
         minatar.report(tmp_path)
     assert "no finished seed" in str(caught.value)

@@ -13,7 +13,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "report")]
 
 from browser import Browser  # noqa: E402
-from made_runs import make_gif, make_run  # noqa: E402
+from made_runs import make_gif, make_result, make_run  # noqa: E402
 
 from capo.cli import main  # noqa: E402
 
@@ -140,6 +140,21 @@ def test_the_picture_plays(browser: Browser, page: Path) -> None:
     choose(browser, "minatar-breakout")
     browser.wait("document.querySelector('.gifs img').complete")
     assert browser.evaluate("document.querySelector('.gifs img').naturalWidth") == 100
+
+
+def test_results_have_evaluations_beside_the_training(browser: Browser, tmp_path: Path) -> None:
+    make_result(tmp_path, "freeway", "ncapo", 50.0)
+    make_result(tmp_path, "freeway", "ppo", 40.0)
+    assert main(["report", str(tmp_path), "--out", str(tmp_path / "page.html")]) == 0
+    browser.open(tmp_path / "page.html", 1280, 900)
+    label = "document.querySelector('#curves svg').textContent"
+    assert "return in evaluation" in browser.evaluate(label)
+    browser.click("input[name=kind][value=training]")
+    browser.wait(f"document.querySelector('#curves svg') && {label}.includes('while training')")
+    assert browser.evaluate("document.querySelectorAll('#curves path.curve').length") == 2
+    browser.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    assert "gamma" in browser.evaluate("document.querySelector('.settings').innerText")
+    assert browser.complaints == []
 
 
 def test_screenshots(browser: Browser, page: Path) -> None:

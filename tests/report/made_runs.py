@@ -9,6 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from capo.experiments.minatar import write_result
+from capo.report import folders
+
 FRAMES = 1_000_000
 VERSIONS = {"python": "3.11.9", "capo-rl": "0.1.0", "numpy": "2.4.0", "jax": "0.10.2", "pgx": "2.6.0"}
 
@@ -73,6 +76,38 @@ def make_run(
         }
         (path / "evaluation.json").write_text(json.dumps(evaluation))
     return path
+
+
+def make_result(folder: Path, game: str, algorithm: str, top: float, **changes: Any) -> Path:
+    """A results file of `capo reproduce minatar`, made without training."""
+    folder.mkdir(exist_ok=True)
+    frames = list(range(500_000, 10_000_001, 500_000))
+    seeds = [
+        {
+            "seed": seed,
+            "training": {"frames": frames, "returns": [None] + [top * (i + seed) / 20 for i in range(1, 20)]},
+            "evaluation": {"frames": frames, "returns": [top * (i + seed) / 20 for i in range(20)]},
+            "final_returns": [top + seed, top - seed],
+        }
+        for seed in range(5)
+    ]
+    content = {
+        "experiment": "minatar",
+        "format": folders.FORMAT,
+        "game": game,
+        "env": f"minatar-{game}",
+        "algorithm": algorithm,
+        "preset": "default",
+        "frames": 10_000_000,
+        "frames_trained": 10_000_000,
+        "quick": False,
+        "protocol": {"Final score": "100 whole episodes of each seed"},
+        "config": {"gamma": 0.99},
+        "programs": [{"seeds": list(range(5)), "wall_seconds": 60.0, "versions": {"jax": "0.10"}, "hardware": {}}],
+        "seeds": seeds,
+    }
+    write_result(folder / f"{game}-{algorithm}.json", content | changes)
+    return folder / f"{game}-{algorithm}.json"
 
 
 def make_gif(path: Path) -> Path:

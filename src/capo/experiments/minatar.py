@@ -110,7 +110,7 @@ def choose_games(given: Sequence[str] | None) -> list[str]:
 
 def choose_algorithms(given: Sequence[str] | None, say: Say) -> list[str]:
     """Algorithms by name, those that this version has; says which it has not."""
-    names = [name.lower() for name in _split(given)]
+    names = [name.lower().replace("-", "") for name in _split(given)]
     for name in names:
         if name not in ALGORITHMS:
             raise unknown_name("algorithm", name, ALGORITHMS)
@@ -426,7 +426,10 @@ def report(folder: Path) -> str:
         header = ["", "seeds", "frames", "IQM [95 %]", "mean [95 %]", "std", "lowest - highest", "paper, 10 M"]
         parts.append(text_table(game, header, rows))
     protocols = {record.protocol_line("Final score") for record in found.values()}
-    closing = [f"Scores: {'; '.join(sorted(protocols))}. Intervals: percentile bootstrap over seeds."]
+    closing = [
+        f"Scores: {'; '.join(sorted(protocols))}. Intervals: percentile bootstrap over seeds; with fewer than "
+        "five seeds they are too narrow."
+    ]
     closing += [f"Note: {note}" for note in notes]
     return "\n\n".join([*parts, "\n".join(closing)])
 

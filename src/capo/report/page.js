@@ -3,7 +3,9 @@
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const page = document.getElementById("page");
-  const state = { env: 0, centre: "iqm", kind: null, seeds: false, paper: true, off: new Set() };
+  // The paper's curves begin at 250,000 frames: beside a short run they would only flatten it.
+  const long = data.environments.some((one) => one.series.some((series) => series.row.frames >= 1e6));
+  const state = { env: 0, centre: "iqm", kind: null, seeds: false, paper: long, off: new Set() };
 
   // --- elements ---------------------------------------------------------------------------------------------
 

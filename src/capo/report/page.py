@@ -305,8 +305,8 @@ def _std(scores: statistics.Array) -> float:
 
 
 def _profile(series: Sequence[Series]) -> list[JSON]:
-    """Share of seeds above a score, for every score between the lowest and the highest."""
-    if not series:
+    """Share of seeds above a score, for every score there is; not for one or two seeds."""
+    if max((len(one.finals) for one in series), default=0) < 3:
         return []
     every = np.concatenate([_scores(one) for one in series])
     low, high = float(every.min()), float(every.max())
