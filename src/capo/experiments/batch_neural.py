@@ -55,6 +55,7 @@ class Values(NamedTuple):
     v: Array  # (S,)
     q: Array  # (S, A)
     advantage: Array  # (S, A), 0 where it is round-off
+    visits: Array  # (S,) discounted visits to states that are no end, up to a constant; 0 unless wanted
 
 
 @dataclass(frozen=True)
@@ -94,17 +95,18 @@ def stack(mdps: Sequence[MDP]) -> Problem:
     )
 
 
-def evaluate(problem: Problem, pi: Array) -> Values:
-    """V, Q and A of the policy ``pi`` (S, A), by one linear solve."""
-    v = jnp.linalg.solve(_system(problem, pi), jnp.sum(pi * problem.reward, axis=1))
+def evaluate(problem: Problem, pi: Array, visits: bool = False) -> Values:
+    """V, Q and A of the policy ``pi`` (S, A), by one linear solve; its visits too if they are wanted."""
+    reward = jnp.sum(pi * problem.reward, axis=1)
+    if visits:
+        # Both from one inverse: two batched solves at a time have blocked each other for ever in XLA's pool of threads.
+        inverse = jnp.linalg.solve(_system(problem, pi), jnp.eye(pi.shape[0], dtype=pi.dtype))
+        v, visited = inverse @ reward, problem.live * (problem.start @ inverse)
+    else:
+        v, visited = jnp.linalg.solve(_system(problem, pi), reward), jnp.zeros_like(reward)
     q = problem.reward + problem.gamma * problem.transition @ v
     advantage = q - v[:, None]
-    return Values(v, q, jnp.where(jnp.abs(advantage) > problem.sign_tol, advantage, 0.0))
-
-
-def visitation(problem: Problem, pi: Array) -> Array:
-    """(S,) discounted visits of the policy to states that are no end, up to a constant."""
-    return problem.live * jnp.linalg.solve(_system(problem, pi).T, problem.start)
+    return Values(v, q, jnp.where(jnp.abs(advantage) > problem.sign_tol, advantage, 0.0), visited)
 
 
 def _system(problem: Problem, pi: Array) -> Array:
@@ -251,12 +253,10 @@ def _train_one(setup: Setup, problem: Problem, params: Params, batches: Array, k
         params, state = carry
         old = log_policy(params)
         pi = jnp.exp(old)
-        values = evaluate(problem, pi)
+        values = evaluate(problem, pi, visits=learner.own_batches is not None)
         if learner.own_batches:
-            pair_weights = jnp.log(jnp.maximum(visitation(problem, pi), 1e-300))[:, None] + old
-            batch = jax.random.categorical(
-                jax.random.fold_in(key, i), pair_weights.ravel(), shape=(learner.own_batches,)
-            )
+            chances = jax.random.uniform(jax.random.fold_in(key, i), (learner.own_batches,))
+            batch = _draw(values.visits[:, None] * pi, chances)
         else:
             batch = batches[jnp.minimum(i, batches.shape[0] - 1)]
         for _ in range(learner.steps):
@@ -274,6 +274,13 @@ def _train_one(setup: Setup, problem: Problem, params: Params, batches: Array, k
 
     _, later = jax.lax.scan(stretch, (params, adam.init(params)), jnp.asarray(setup.points[:-1]))
     return jnp.concatenate([measure(params)[None], later])
+
+
+def _draw(weights: Array, chances: Array) -> Array:
+    """Pairs s * A + a drawn in proportion to ``weights`` (S, A), one for each uniform number."""
+    below = jnp.cumsum(weights.ravel())
+    drawn = jnp.searchsorted(below, chances * below[-1], side="right")
+    return jnp.minimum(drawn, weights.size - 1)
 
 
 # --- where the pairs come from --------------------------------------------------------------------------------

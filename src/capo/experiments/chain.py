@@ -56,6 +56,7 @@ METHODS: dict[str, tuple[str, dict[str, Any], Source]] = {
     "offpac all": ("Off-PAC, all pairs", {"method": "offpac", "weight": "advantage"}, "all"),
 }
 POLICIES: tuple[Literal["network", "table"], ...] = ("network", "table")
+SIZES = Sizes(iterations=1000, batch=16, replay=100, record_every=10, horizon=100)
 RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 TEXT_RATE = 1e-3
 ETAS = (1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2, 1e3)  # of exact Off-PAC on a table, by plain gradient steps
@@ -69,7 +70,7 @@ def run(out: Path, quick: bool = False, progress: bool = True) -> None:
     """Compute everything and write curves.csv, table.csv, runs.csv and summary.json into ``out``."""
     runs = 5 if quick else 30
     rates = (TEXT_RATE, 1e-2, 3e-2) if quick else RATES
-    sizes = Sizes(iterations=1000, batch=16, replay=100, record_every=10, horizon=100)
+    sizes = SIZES
     ticker = Ticker(progress)
     curves: list[dict[str, Any]] = []
     table: list[dict[str, Any]] = []
