@@ -10,7 +10,7 @@ from capo.tabular.solver import solve, solve_many
 from capo.update import StepSize
 
 if TYPE_CHECKING:
-    from capo.neural.agent import A2C, NCAPO, PPO, OffPAC
+    from capo.neural.agent import A2C, NCAPO, PPO, OffPAC, Rainbow
 
 __version__ = "0.1.0"
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "CapoError",
     "CapoWarning",
     "OffPAC",
+    "Rainbow",
     "Result",
     "StepSize",
     "__version__",
@@ -34,7 +35,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """The neural half is imported at its first use: it brings jax, which the tabular half does not need."""
-    if name in ("A2C", "NCAPO", "OffPAC", "PPO"):
+    if name in ("A2C", "NCAPO", "OffPAC", "PPO", "Rainbow"):
         from capo.neural import agent
 
         return getattr(agent, name)

@@ -28,8 +28,20 @@ SMALL: dict[str, dict[str, Any]] = {
     "offpac": {"n_envs": 16, "rollout_length": 4, "gradient_steps": 8, "replay_rollouts": 256, "tau_q": 0.2},
     "a2c": {"n_envs": 16, "rollout_length": 4, "optimiser": "adam"},
     "ppo": {"n_envs": 16, "rollout_length": 16, "batch_size": 64, "epochs": 4},
+    "rainbow": {
+        "n_envs": 16,
+        "rollout_length": 4,
+        "gradient_steps": 8,
+        "replay_transitions": 2000,
+        "learning_starts": 200,
+        "target_every": 200,
+        "v_min": -5.0,
+        "v_max": 15.0,
+        "atoms": 41,
+        "optimiser_epsilon": 1e-5,
+    },
 }
-HORIZON = {"offpac": 20_000, "a2c": 40_000, "ppo": 20_000}
+HORIZON = {"offpac": 20_000, "a2c": 40_000, "ppo": 20_000, "rainbow": 20_000}
 ON_POLICY = ("a2c", "ppo")
 
 

@@ -526,7 +526,19 @@ class PPO(Agent):
     algorithm = "ppo"
 
 
-ALGORITHMS: dict[str, type[Agent]] = {agent.algorithm: agent for agent in (NCAPO, OffPAC, A2C, PPO)}
+class Rainbow(Agent):
+    """Deep Q-learning with n-step, distributional, double, dueling, noisy and prioritised parts.
+
+    Its policy is greedy: ``deterministic`` makes no difference to :meth:`predict` and :meth:`evaluate`.
+
+    >>> Rainbow("probe-action", width=16, learning_starts=16).learn(64).frames
+    64
+    """
+
+    algorithm = "rainbow"
+
+
+ALGORITHMS: dict[str, type[Agent]] = {agent.algorithm: agent for agent in (NCAPO, OffPAC, A2C, PPO, Rainbow)}
 
 
 def algorithm(name: str) -> type[Agent]:

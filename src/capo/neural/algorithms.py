@@ -8,10 +8,11 @@ from capo.neural.algorithm import Algorithm
 from capo.neural.ncapo import NCAPOAlgorithm
 from capo.neural.offpac import OffPACAlgorithm
 from capo.neural.ppo import PPOAlgorithm
+from capo.neural.rainbow import RainbowAlgorithm
 from capo.neural.settings import Settings
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
-    each.name: each for each in (NCAPOAlgorithm, OffPACAlgorithm, A2CAlgorithm, PPOAlgorithm)
+    each.name: each for each in (NCAPOAlgorithm, OffPACAlgorithm, A2CAlgorithm, PPOAlgorithm, RainbowAlgorithm)
 }
 
 

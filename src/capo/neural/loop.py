@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from capo.envs.protocol import is_jitted
+from capo.envs.protocol import is_jitted, may_truncate
 from capo.errors import CapoError
 from capo.neural import algorithms
 from capo.neural.algorithm import Algorithm, Metrics, TrainState
@@ -237,13 +237,13 @@ class JittedLearner(_Learner):
             row = Rollout(obs, action, moved.reward, moved.terminated, moved.truncated, taken)
             ended = (done.sum(), jnp.where(done, returns, 0).sum(), jnp.where(done, lengths, 0).sum())
             carry = (moved.env_state, moved.obs, jnp.where(done, 0, returns), jnp.where(done, 0, lengths))
-            successor = moved.successor if self.replay.successors > 1 else ()
+            successor = moved.successor if may_truncate(self.env) else ()
             return carry, (row, successor, ended)
 
         carry = (state.env_state, state.observation, state.episode_return, state.episode_length)
         carry, (rows, successors, ended) = jax.lax.scan(step, carry, self._randomness(key))
         env_state, obs, returns, lengths = carry
-        if self.replay.successors == 1:
+        if not may_truncate(self.env):
             successors = obs[None]
         rows = rows._replace(obs=jnp.concatenate([rows.obs, successors]))
         rollouts = Rollout(*(jnp.moveaxis(leaf, 0, 1) for leaf in rows))

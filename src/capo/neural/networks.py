@@ -92,8 +92,8 @@ def init(spec: NetworkSpec, rng: np.random.Generator) -> Params:
 
     Made by numpy on the host: compiling a QR factorisation takes seconds, doing it does not.
     """
-    actor = {"head": _dense(rng, spec.n_features, spec.n_actions, scale=0.01)}
-    critic = {"head": _dense(rng, spec.n_features, spec.critic_outputs or spec.n_actions, scale=1.0)}
+    actor = {"head": dense(rng, spec.n_features, spec.n_actions, scale=0.01)}
+    critic = {"head": dense(rng, spec.n_features, spec.critic_outputs or spec.n_actions, scale=1.0)}
     if spec.shared_trunk:
         return {"body": init_body(spec, rng), "actor": actor, "critic": critic}
     return {
@@ -183,13 +183,13 @@ def init_body(spec: NetworkSpec, rng: np.random.Generator) -> Params:
 
 
 def _hidden(spec: NetworkSpec, rng: np.random.Generator, n_in: int, n_out: int) -> Params:
-    layer = _dense(rng, n_in, n_out, scale=math.sqrt(2))  # the gain of relu; customary for tanh too
+    layer = dense(rng, n_in, n_out, scale=math.sqrt(2))  # the gain of relu; customary for tanh too
     if spec.layer_norm:
         layer |= {"scale": np.ones(n_out, np.float32), "shift": np.zeros(n_out, np.float32)}
     return layer
 
 
-def _dense(rng: np.random.Generator, n_in: int, n_out: int, scale: float) -> dict[str, Array]:
+def dense(rng: np.random.Generator, n_in: int, n_out: int, scale: float) -> dict[str, Array]:
     """A kernel with orthonormal columns (or rows, if those are fewer) times ``scale``, and a bias of 0."""
     q, r = np.linalg.qr(rng.standard_normal((max(n_in, n_out), min(n_in, n_out))))
     q *= np.sign(np.diag(r))  # makes it uniform over the orthogonal matrices

@@ -28,8 +28,10 @@ RANGES: dict[str, tuple[float, float]] = {
         ("horizon", "n_envs", "rollout_length", "batch_size", "gradient_steps", "replay_rollouts", "width"),
         (1, math.inf),
     ),
-    **dict.fromkeys(("conv_features", "actor_every", "epochs", "n_step", "replay_transitions"), (1, math.inf)),
-    **dict.fromkeys(("target_every", "noisy_sigma", "v_max"), (1e-30, math.inf)),
+    **dict.fromkeys(
+        ("conv_features", "actor_every", "epochs", "n_step", "replay_transitions", "target_every"), (1, math.inf)
+    ),
+    **dict.fromkeys(("noisy_sigma",), (1e-30, math.inf)),
     **dict.fromkeys(("replay_clear_every", "alpha_bonus", "critic_coefficient", "entropy"), (0, math.inf)),
     **dict.fromkeys(("clip_value", "max_ratio", "learning_starts", "hidden_layers"), (0, math.inf)),
     **dict.fromkeys(("gamma", "retrace_lambda", "epsilon_start", "epsilon_final", "epsilon_fraction"), (0, 1)),
@@ -37,7 +39,7 @@ RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("priority_exponent", "priority_correction"), (0, 1)),
     **dict.fromkeys(("learning_rate", "max_grad_norm", "optimiser_epsilon", "clip"), (1e-30, math.inf)),
     "atoms": (2, math.inf),
-    "v_min": (-math.inf, math.inf),
+    **dict.fromkeys(("v_min", "v_max"), (-math.inf, math.inf)),
 }
 
 
@@ -115,6 +117,7 @@ def _check(name: str, value: Any, hint: Any) -> None:
     low, high = RANGES[name]
     if not (math.isfinite(value) and low <= value <= high):
         bound = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
+        bound = "finite" if low == -math.inf else bound
         raise CapoError(f"{name}={value!r} must be {bound}")
 
 
