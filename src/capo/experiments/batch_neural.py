@@ -99,7 +99,7 @@ def evaluate(problem: Problem, pi: Array, visits: bool = False) -> Values:
     """V, Q and A of the policy ``pi`` (S, A), by one linear solve; its visits too if they are wanted."""
     reward = jnp.sum(pi * problem.reward, axis=1)
     if visits:
-        # Both from one inverse: two batched solves at a time have blocked each other for ever in XLA's pool of threads.
+        # Both from one inverse: two batched solves at a time have blocked each other for ever in XLA's threads.
         inverse = jnp.linalg.solve(_system(problem, pi), jnp.eye(pi.shape[0], dtype=pi.dtype))
         v, visited = inverse @ reward, problem.live * (problem.start @ inverse)
     else:
