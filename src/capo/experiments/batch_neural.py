@@ -250,8 +250,7 @@ def _train_one(setup: Setup, problem: Problem, params: Params, batches: Array, k
     learner, adam = setup.learner, optax.scale_by_adam()
 
     def iteration(i: Array, carry: tuple[Params, Any]) -> tuple[Params, Any]:
-        params, state = carry
-        old = log_policy(params)
+        old = log_policy(carry[0])
         pi = jnp.exp(old)
         values = evaluate(problem, pi, visits=learner.own_batches is not None)
         if learner.own_batches:
@@ -259,11 +258,14 @@ def _train_one(setup: Setup, problem: Problem, params: Params, batches: Array, k
             batch = _draw(values.visits[:, None] * pi, chances)
         else:
             batch = batches[jnp.minimum(i, batches.shape[0] - 1)]
-        for _ in range(learner.steps):
+
+        def step(_: Array, carry: tuple[Params, Any]) -> tuple[Params, Any]:
+            params, state = carry
             gradient = jax.grad(lambda p: loss(learner, p, old, values, batch))(params)
             direction, state = adam.update(gradient, state)
-            params = jax.tree.map(lambda p, d: p - rate * d, params, direction)
-        return params, state
+            return jax.tree.map(lambda p, d: p - rate * d, params, direction), state
+
+        return step(i, carry) if learner.steps == 1 else jax.lax.fori_loop(0, learner.steps, step, carry)
 
     def measure(params: Params) -> Array:
         return expected_return(problem, jnp.exp(log_policy(params)), setup.horizon)
