@@ -53,7 +53,8 @@ class Plan:
     quick: bool = False
 
 
-QUICK = Plan(frames=20_000, seeds=2, preset="cpu", evaluations=4, episodes=10, final_episodes=20, quick=True)
+# The same episodes for all evaluations: most of the time of so short a run is compiling.
+QUICK = Plan(frames=10_000, seeds=2, preset="cpu", evaluations=4, episodes=10, final_episodes=10, quick=True)
 
 QUICK_NOTE = "QUICK run: far too few frames and seeds to compare with the paper."
 
@@ -406,30 +407,32 @@ def report(folder: Path) -> str:
             record = found.get((game, algorithm))
             if record is None:
                 continue
-            scores = np.array(list(record.finals.values()))
-            iqm = statistics.stratified_bootstrap([scores], statistics.aggregate_iqm)
-            mean = statistics.stratified_bootstrap([scores], statistics.aggregate_mean)
-            std = f"{scores.std(ddof=1):.2f}" if len(scores) > 1 else "-"
+            finals = np.array(list(record.finals.values()))
+            iqm = statistics.stratified_bootstrap([finals], statistics.aggregate_iqm)
+            mean = statistics.stratified_bootstrap([finals], statistics.aggregate_mean)
+            std = f"{finals.std(ddof=1):.2f}" if len(finals) > 1 else "-"
             theirs = paper.final(f"minatar-{game}", algorithm)
             rows.append(
                 [
                     NAMES[algorithm],
-                    len(scores),
+                    len(finals),
                     f"{record.frames:,}",
                     _interval(iqm),
                     _interval(mean),
                     std,
-                    f"{scores.min():.2f} - {scores.max():.2f}",
+                    f"{finals.min():.2f} - {finals.max():.2f}",
                     "-" if theirs is None else f"{theirs:.1f}",
                 ]
             )
         header = ["", "seeds", "frames", "IQM [95 %]", "mean [95 %]", "std", "lowest - highest", "paper, 10 M"]
         parts.append(text_table(game, header, rows))
-    protocols = {record.protocol_line("Final score") for record in found.values()}
-    closing = [
-        f"Scores: {'; '.join(sorted(protocols))}. Intervals: percentile bootstrap over seeds; with fewer than "
-        "five seeds they are too narrow."
-    ]
+    protocols: dict[str, list[str]] = {}
+    for (_, algorithm), record in found.items():
+        names = protocols.setdefault(record.protocol_line("Final score"), [])
+        names += [NAMES[algorithm]] if NAMES[algorithm] not in names else []
+    scores = [f"{how} ({', '.join(names)})" if len(protocols) > 1 else how for how, names in protocols.items()]
+    closing = [f"Scores: {text}." for text in scores]
+    closing.append("Intervals: percentile bootstrap over seeds; with fewer than five seeds they are too narrow.")
     closing += [f"Note: {note}" for note in notes]
     return "\n\n".join([*parts, "\n".join(closing)])
 
