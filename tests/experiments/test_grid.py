@@ -12,7 +12,7 @@ from capo.experiments import batch_neural as bn
 from capo.experiments import grid
 from capo.experiments.common import read_csv
 
-DRAWN = {key: grid.METHODS[key] for key in grid._DRAWN if key in grid.METHODS}
+DRAWN = {key: found for key, found in grid.METHODS.items() if any(key in row for row in grid._ROWS.values())}
 
 
 @pytest.fixture(scope="module")

@@ -236,40 +236,51 @@ def _rates_table(table: list[dict[str, Any]], summary: dict[str, Any]) -> str:
 
 # --- what is drawn --------------------------------------------------------------------------------------------
 
-_DRAWN = {
-    "capo all": (figures.COLOURS[0], "-"),
-    "capo walk": (figures.COLOURS[5], "-"),
-    "offpac walk": (figures.COLOURS[1], "--"),
-    "offpac all": (figures.COLOURS[4], "--"),
-    "ppo walk": (figures.COLOURS[3], "-."),
-    "ppo own": (figures.COLOURS[2], "-."),
-    "exact batch": (figures.COLOURS[6], ":"),
+# A row a source of pairs: method -> (legend, colour, line).
+_ROWS: dict[str, dict[str, tuple[str, str, str]]] = {
+    "all pairs": {
+        "capo all": ("CAPO, KL(pi || target), the paper's", figures.COLOURS[0], "-"),
+        "capo all reverse": ("CAPO, KL(target || pi)", figures.COLOURS[5], "-"),
+        "offpac all": ("Off-PAC with A", figures.COLOURS[1], "--"),
+        "ppo all": ("PPO, 4 steps", figures.COLOURS[3], "-."),
+        "exact batch": ("exact tabular Batch CAPO", figures.COLOURS[6], ":"),
+    },
+    "uniform behaviour": {
+        "capo walk": ("CAPO, KL(pi || target), the paper's", figures.COLOURS[0], "-"),
+        "capo walk reverse": ("CAPO, KL(target || pi)", figures.COLOURS[5], "-"),
+        "offpac walk": ("Off-PAC with A", figures.COLOURS[1], "--"),
+        "offpac q": ("Off-PAC with Q", figures.COLOURS[4], "--"),
+        "ppo walk": ("PPO, 4 steps", figures.COLOURS[3], "-."),
+        "ppo own": ("PPO, 4 steps, its own batches", figures.COLOURS[2], "-."),
+    },
 }
 
 
 def draw(folder: Path, out: Path) -> list[Path]:
-    """grid.png from the files in ``folder``: share of the possible gain by iteration, a panel a maze."""
+    """grid.png from the files in ``folder``: returns by iteration, a column a maze and a row a source of pairs."""
     summary = read_json(folder / "summary.json")
     curves = groups(read_csv(folder / "curves.csv"), "maze", "method")
     names = list(summary["mazes"])
     path = out / "grid.png"
-    with figures.figure(path, 1, len(names), size=(max(10, 4.4 * len(names)), 4.6)) as (drawing, axes):
-        for axis, name in zip(axes, names, strict=True):
-            optimum = summary["optimum"][name]
-            for method, (colour, style) in _DRAWN.items():
-                rows = curves[name, method]
-                x = [row["iteration"] for row in rows]
-                axis.plot(x, [row["mean"] for row in rows], color=colour, ls=style, label=_title(method))
-            axis.axhline(optimum, color=figures.MUTED, lw=0.8)
-            first = curves[name, "capo all"][0]["mean"]
-            span = optimum - first
-            axis.set(xlabel="iterations", xlim=(0, 500), ylim=(optimum - 1.03 * span, optimum + 0.03 * span))
-            axis.set_title(f"{summary['mazes'][name]}\noptimum {optimum:.1f}")
-        axes[0].set_ylabel("return of the policy")
-        figures.legend_below(drawing, axes, columns=len(names) + 1)
+    with figures.figure(path, 2, len(names), size=(10.5, 7.2), sharex=True, sharey="col") as (drawing, axes):
+        for axis_row, (source, methods) in zip(axes, _ROWS.items(), strict=True):
+            for axis, name in zip(axis_row, names, strict=True):
+                for method, (label, colour, style) in methods.items():
+                    rows = curves[name, method]
+                    x = [row["iteration"] for row in rows]
+                    axis.plot(x, [row["mean"] for row in rows], color=colour, ls=style, label=label)
+                optimum, first = summary["optimum"][name], curves[name, "capo all"][0]["mean"]
+                axis.axhline(optimum, color=figures.MUTED, lw=0.8)
+                span = optimum - first
+                axis.set(xlim=(0, 600), ylim=(optimum - 0.8 * span, optimum + 0.04 * span))
+                axis.set_title(f"{summary['mazes'][name]}: {source}")
+            axis_row[0].set_ylabel("return of the policy")
+        for axis in axes[-1]:
+            axis.set_xlabel("iterations")
+        figures.legend_below(drawing, axes.flat, columns=4)
         drawing.suptitle(
             f"Maze, true values, network of 256, Adam {MAIN_RATE:g}: mean of {summary['runs']} runs, each in its "
-            "own maze",
+            "own maze; grey: the optimum",
             x=0.01,
             ha="left",
         )

@@ -427,6 +427,8 @@ def draw_tabular_time(folder: Path, out: Path, settings: dict[str, Any]) -> Path
                     axis.plot(x, [row[name] for row in rows], color=colour, ls=style, label=ALGORITHMS[key].title)
                 axis.set_xscale("symlog", linthresh=5)
                 axis.set_xlim(0, settings["sweeps"])
+                ticks = [tick for tick in (0, 3, 10, 30, 100) if tick <= settings["sweeps"]]
+                axis.set_xticks(ticks, [str(tick) for tick in ticks])
         for axis in axes[1]:
             axis.set_xlabel("sweeps over all pairs")
         _finish(drawing, axes, names, "score")
