@@ -35,17 +35,16 @@ def play(model: Any, env_name: str, seed: int) -> float:
     """Mean return of sampled play, by one loop for both libraries."""
     import gymnasium
 
-    env = gymnasium.make(env_name)
-    returns = []
-    for episode in range(EPISODES):
-        obs, _ = env.reset(seed=10_000 * (seed + 1) + episode)
-        total, done = 0.0, False
-        while not done:
-            action, _ = model.predict(obs, deterministic=False)
-            obs, reward, terminated, truncated, _ = env.step(int(action))
-            total, done = total + float(reward), bool(terminated or truncated)
-        returns.append(total)
-    return float(np.mean(returns))
+    envs = [gymnasium.make(env_name) for _ in range(EPISODES)]
+    obs = np.stack([env.reset(seed=10_000 * (seed + 1) + i)[0] for i, env in enumerate(envs)])
+    total, running = np.zeros(EPISODES), np.ones(EPISODES, bool)
+    while running.any():
+        actions, _ = model.predict(obs, deterministic=False)
+        for i in np.flatnonzero(running):
+            obs[i], reward, terminated, truncated, _ = envs[i].step(int(actions[i]))
+            total[i] += float(reward)
+            running[i] = not (terminated or truncated)
+    return float(total.mean())
 
 
 def run_capo(algo: str, env_name: str, frames: int, seeds: int) -> list[dict[str, float]]:

@@ -63,10 +63,8 @@ def test_drawing_is_in_proportion_to_the_priorities(n: int) -> None:
     priority[0] = 1.0
     probability = priority / priority.sum()
     draws, batch = 2000, 32
-    keys = jax.random.split(jax.random.PRNGKey(0), draws)
-    index, chance = jax.jit(jax.vmap(lambda k: transitions.draw(jnp.asarray(priority, jnp.float32), k, batch)))(
-        keys
-    )
+    uniform = jax.random.uniform(jax.random.PRNGKey(0), (draws, batch))
+    index, chance = jax.vmap(transitions.draw, in_axes=(None, 0))(jnp.asarray(priority, jnp.float32), uniform)
     counts = np.bincount(np.asarray(index).reshape(-1), minlength=n)
     expected = draws * batch * probability
     # Strata only make the counts steadier than independent draws are.
@@ -80,14 +78,14 @@ def test_drawing_never_ends_on_a_zero() -> None:
     priority = np.zeros(10_000, np.float32)
     priority[:7_000:3] = 1e-3
     priority[6_999] = 1e-7
-    keys = jax.random.split(jax.random.PRNGKey(1), 500)
-    index, _ = jax.vmap(lambda k: transitions.draw(jnp.asarray(priority), k, 64))(keys)
+    uniform = jax.random.uniform(jax.random.PRNGKey(1), (500, 64)).at[:, -1].set(1 - 2**-24)
+    index, _ = jax.vmap(transitions.draw, in_axes=(None, 0))(jnp.asarray(priority), uniform)
     assert (priority[np.asarray(index)] > 0).all()
 
 
 def test_drawing_covers_all_strata() -> None:
     """One draw from each of 100 equal parts of 100 equal priorities is every entry once."""
-    index, _ = transitions.draw(jnp.ones(100), jax.random.PRNGKey(0), 100)
+    index, _ = transitions.draw(jnp.ones(100), jax.random.uniform(jax.random.PRNGKey(0), (100,)))
     assert len(set(np.asarray(index).tolist())) >= 98  # the ends of parts may round to the neighbour
 
 
@@ -184,7 +182,9 @@ def test_noisy_layers_have_the_right_statistics() -> None:
     assert np.abs(layer["kernel"]).max() <= 0.5
     np.testing.assert_allclose(layer["kernel_sigma"], 0.25)
     params = {"body": {"dense": [layer]}, "plain": {"kernel": np.ones((2, 2)), "bias": np.ones(2)}}
-    draws = jax.vmap(lambda k: noisy.perturb(params, k))(jax.random.split(jax.random.PRNGKey(0), 20_000))
+    noise = noisy.draw(params, jax.random.PRNGKey(0), (20_000,))
+    assert noise.shape == (20_000, 7)
+    draws = jax.vmap(noisy.perturb, in_axes=(None, 0))(params, noise)
     drawn = draws["body"]["dense"][0]
     assert set(drawn) == {"kernel", "bias"}
     np.testing.assert_allclose(drawn["kernel"].mean(axis=0), layer["kernel"], atol=0.01)
@@ -195,7 +195,7 @@ def test_noisy_layers_have_the_right_statistics() -> None:
     assert np.linalg.matrix_rank(noise, tol=1e-5) == 1
     np.testing.assert_array_equal(draws["plain"]["kernel"][0], np.ones((2, 2)))
     two = {"a": layer, "b": layer}
-    each = noisy.perturb(two, jax.random.PRNGKey(0))
+    each = noisy.perturb(two, noisy.draw(two, jax.random.PRNGKey(0), ()))
     assert not np.allclose(each["a"]["kernel"], each["b"]["kernel"])
 
 
@@ -243,7 +243,7 @@ def test_it_learns_without_any_one_part(off: str) -> None:
     if off == "noisy":
         settings |= {"epsilon_start": 0.2, "epsilon_final": 0.2}
     config = RainbowConfig(
-        horizon=12_000, n_envs=8, rollout_length=4, gradient_steps=8, replay_transitions=2000, learning_starts=100,
+        horizon=6_000, n_envs=8, rollout_length=4, gradient_steps=8, replay_transitions=2000, learning_starts=100,
         target_every=200, gamma=0.9, learning_rate=3e-3, optimiser_epsilon=1e-5, width=16, atoms=21, v_min=-2.0,
         v_max=2.0, **settings,
     )  # fmt: skip

@@ -96,15 +96,18 @@ class Algorithm(ABC):
         """(..., A) for observations: logits if the policy is stochastic, else values; the best is the largest."""
         return networks.outputs(self.network, acting, obs)
 
-    def perturb(self, acting: Params, key: Array) -> Params:
-        """The networks with the noise of one step, where there is any."""
-        del key
-        return acting
-
     @property
     def perturbs(self) -> bool:
-        """Whether :meth:`perturb` does anything."""
+        """Whether noise is added to the networks at every step."""
         return False
+
+    def noise(self, acting: Params, key: Array, steps: int) -> Array:
+        """Noise of ``steps`` steps, (steps, ...), for :meth:`perturb`."""
+        raise NotImplementedError
+
+    def perturb(self, acting: Params, noise: Array) -> Params:
+        """The networks with the noise of one step."""
+        raise NotImplementedError
 
     def exploration(self, frames: Array) -> Array:
         """Epsilon after ``frames``."""

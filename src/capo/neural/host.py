@@ -209,7 +209,7 @@ class HostLearner(_Learner):
     ) -> tuple[Array, Array]:
         key = jax.random.fold_in(key, step)
         if self.algorithm.perturbs:
-            acting = self.algorithm.perturb(acting, jax.random.fold_in(key, 1))
+            acting = self.algorithm.perturb(acting, self.algorithm.noise(acting, jax.random.fold_in(key, 1), 1)[0])
         log_mu = self.algorithm.behaviour(acting, obs, epsilon)
         action = jax.random.categorical(key, log_mu)
         return action.astype(jnp.int32), jnp.take_along_axis(log_mu, action[:, None], axis=-1)[:, 0]

@@ -226,8 +226,8 @@ class JittedLearner(_Learner):
 
         def step(carry: Any, random: tuple[Array, Array, Any]) -> tuple[Any, Any]:
             env_state, obs, returns, lengths = carry
-            gumbel, env_keys, noise_key = random
-            now = algorithm.perturb(acting, noise_key) if algorithm.perturbs else acting
+            gumbel, env_keys, noise = random
+            now = algorithm.perturb(acting, noise) if algorithm.perturbs else acting
             log_mu = algorithm.behaviour(now, obs, epsilon)
             action = (log_mu + gumbel).argmax(-1).astype(jnp.int32)  # a sample of mu
             moved = _step_and_reset(self.env, env_keys, env_state, action)
@@ -241,7 +241,7 @@ class JittedLearner(_Learner):
             return carry, (row, successor, ended)
 
         carry = (state.env_state, state.observation, state.episode_return, state.episode_length)
-        carry, (rows, successors, ended) = jax.lax.scan(step, carry, self._randomness(key))
+        carry, (rows, successors, ended) = jax.lax.scan(step, carry, self._randomness(key, acting))
         env_state, obs, returns, lengths = carry
         if not may_truncate(self.env):
             successors = obs[None]
@@ -254,16 +254,18 @@ class JittedLearner(_Learner):
         mean = {"episode_return": total / episodes, "episode_length": steps / episodes}  # nan without any
         return state, rollouts, {"episodes": episodes} | mean
 
-    def _randomness(self, key: Array) -> tuple[Array, Array, Any]:
-        """Gumbel noise (T, n_envs, A), keys (T, n_envs, 2, 2) and, for noisy networks, (T, 2) of a rollout.
+    def _randomness(self, key: Array, acting: PyTree) -> tuple[Array, Array, Any]:
+        """Gumbel noise (T, n_envs, A), keys (T, n_envs, 2, 2) and, for noisy networks, noise of a rollout.
 
         Drawn at once: every call of the generator adds about as much to the compile time as a layer does.
         """
         steps = (self.config.rollout_length, self.config.n_envs)
         gumbel_key, env_key = jax.random.split(key)
         gumbel = jax.random.gumbel(gumbel_key, (*steps, self.env.n_actions))
-        noise = jax.random.split(jax.random.fold_in(key, 2), steps[0]) if self.algorithm.perturbs else ()
-        return gumbel, jax.random.split(env_key, (*steps, 2)), noise
+        env_keys = jax.random.split(env_key, (*steps, 2))
+        if not self.algorithm.perturbs:
+            return gumbel, env_keys, ()
+        return gumbel, env_keys, self.algorithm.noise(acting, jax.random.fold_in(key, 2), steps[0])
 
     def evaluate(
         self, params: PyTree, key: Array, episodes: int, deterministic: bool = False

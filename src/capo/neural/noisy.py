@@ -31,28 +31,38 @@ def init(rng: np.random.Generator, n_in: int, n_out: int, sigma: float) -> dict[
     }
 
 
-def perturb(params: Params, key: Array) -> Params:
-    """``params`` with one draw of noise in every noisy layer, each of its own."""
-    layers, structure = jax.tree.flatten(params, is_leaf=_is_layer)
-    moved = [
-        _perturb_layer(layer, jax.random.fold_in(key, i)) if _is_noisy(layer) else layer
-        for i, layer in enumerate(layers)
-    ]
+def draw(params: Params, key: Array, shape: tuple[int, ...]) -> Array:
+    """f(e) for ``shape`` draws of all noisy layers: (*shape, numbers that :func:`perturb` needs).
+
+    Drawn at once: every call of the generator adds about as much to the compile time as a layer does.
+    """
+    sizes = [sum(layer["kernel"].shape[-2:]) for layer in _layers(params)[0] if _is_noisy(layer)]
+    noise = jax.random.normal(key, (*shape, sum(sizes)))
+    return jnp.sign(noise) * jnp.sqrt(jnp.abs(noise))
+
+
+def perturb(params: Params, noise: Array) -> Params:
+    """``params`` with one draw of noise (n,) in its noisy layers, each with a part of its own."""
+    layers, structure = _layers(params)
+    start, moved = 0, []
+    for layer in layers:
+        if _is_noisy(layer):
+            end = start + sum(layer["kernel"].shape)
+            layer, start = _perturb_layer(layer, noise[start:end]), end
+        moved.append(layer)
     return jax.tree.unflatten(structure, moved)
 
 
-def _is_layer(node: Any) -> bool:
-    return isinstance(node, dict) and "kernel" in node
+def _layers(params: Params) -> tuple[list[Any], Any]:
+    return jax.tree.flatten(params, is_leaf=lambda node: isinstance(node, dict) and "kernel" in node)
 
 
 def _is_noisy(node: Any) -> bool:
     return isinstance(node, dict) and "kernel_sigma" in node
 
 
-def _perturb_layer(layer: dict[str, Array], key: Array) -> dict[str, Array]:
-    n_in, n_out = layer["kernel"].shape
-    noise = jax.random.normal(key, (n_in + n_out,))
-    noise = jnp.sign(noise) * jnp.sqrt(jnp.abs(noise))
+def _perturb_layer(layer: dict[str, Array], noise: Array) -> dict[str, Array]:
+    n_in = layer["kernel"].shape[0]
     ins, outs = noise[:n_in], noise[n_in:]
     plain = {name: leaf for name, leaf in layer.items() if not name.endswith("_sigma")}
     return plain | {

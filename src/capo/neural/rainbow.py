@@ -268,13 +268,10 @@ class RainbowAlgorithm(Algorithm):
         if config.dueling:
             params["value"] = networks.dense(rng, spec.n_features, n_atoms, scale=1.0)
         if config.noisy:
-            layers = [
-                params["advantage"],
-                *params["body"]["dense"],
-                *([params["value"]] if config.dueling else []),
-            ]
-            for layer in layers:
-                layer.update(noisy.init(rng, *layer["kernel"].shape, config.noisy_sigma))
+            heads = [params[name] for name in ("advantage", "value") if name in params]
+            for layer in [*params["body"]["dense"], *heads]:
+                n_in, n_out = layer["kernel"].shape
+                layer.update(noisy.init(rng, n_in, n_out, config.noisy_sigma))
         return params
 
     def init_target(self, params: Params) -> PyTree:
@@ -304,8 +301,11 @@ class RainbowAlgorithm(Algorithm):
     def perturbs(self) -> bool:
         return bool(self.config.noisy)
 
-    def perturb(self, acting: Params, key: Array) -> Params:
-        return noisy.perturb(acting, key)
+    def noise(self, acting: Params, key: Array, steps: int) -> Array:
+        return noisy.draw(acting, key, (steps,))
+
+    def perturb(self, acting: Params, noise: Array) -> Params:
+        return noisy.perturb(acting, noise)
 
     def exploration(self, frames: Array) -> Array:
         config = self.config
@@ -325,18 +325,23 @@ class RainbowAlgorithm(Algorithm):
     ) -> tuple[TrainState, Metrics]:
         config = self.config
         ring = transitions.add(self.ring, state.replay, rollouts, iteration)
-        rate = linear(
-            config.learning_rate, config.learning_rate_schedule, self._frames(iteration) / config.horizon
-        )
+        progress = self._frames(iteration) / config.horizon
+        rate = linear(config.learning_rate, config.learning_rate_schedule, progress)
 
-        def step(carry: tuple[Params, PyTree, Array, Array], key: Array) -> tuple[Any, Metrics]:
+        def step(carry: tuple[Params, PyTree, Array, Array], random: tuple[Array, Any]) -> tuple[Any, Metrics]:
             params, opt_state, priority, largest = carry
             now = ring._replace(priority=priority, largest=largest)
-            params, opt_state, now, metrics = self._gradient_step(params, state.target, opt_state, now, rate, key)
+            params, opt_state, now, metrics = self._gradient_step(
+                params, state.target, opt_state, now, rate, *random
+            )
             return (params, opt_state, now.priority, now.largest), metrics
 
         def steps(carry: Any) -> tuple[Any, Metrics]:
-            carry, metrics = jax.lax.scan(step, carry, jax.random.split(key, config.gradient_steps))
+            uniform = jax.random.uniform(key, (config.gradient_steps, config.batch_size))
+            noise: Any = ()
+            if config.noisy:  # of the network that learns, of its target, and of the one that chooses
+                noise = noisy.draw(state.params, jax.random.fold_in(key, 1), (config.gradient_steps, 3))
+            carry, metrics = jax.lax.scan(step, carry, (uniform, noise))
             return carry, {name: values.mean() for name, values in metrics.items()}
 
         def nothing(carry: Any) -> tuple[Any, Metrics]:
@@ -355,23 +360,28 @@ class RainbowAlgorithm(Algorithm):
         return (iteration + 1) * self.config.rollout_length
 
     def _gradient_step(
-        self, params: Params, target: Params, opt_state: PyTree, ring: Transitions, rate: Array, key: Array
+        self,
+        params: Params,
+        target: Params,
+        opt_state: PyTree,
+        ring: Transitions,
+        rate: Array,
+        uniform: Array,
+        noise: Any,
     ) -> tuple[Params, PyTree, Transitions, Metrics]:
         """One step on one batch drawn from the ring, whose priorities change."""
         config = self.config
-        draw_key, *noise_keys = jax.random.split(key, 4)
-        index, probability = transitions.draw(ring.priority.reshape(-1), draw_key, config.batch_size)
+        index, probability = transitions.draw(ring.priority.reshape(-1), uniform)
         batch = transitions.take(self.ring, ring, index, config.gamma)
         weight = probability**-config.priority_correction
         weight = weight / weight.max()
 
         def loss(params: Params) -> tuple[Array, tuple[Array, Array]]:
-            slow = (target, params if config.double else target)
-            now = params
-            if config.noisy:  # noise of its own for each network
-                now, *both = (noisy.perturb(net, k) for net, k in zip((params, *slow), noise_keys, strict=True))
-                slow = (both[0], both[1])
-            each, q = loss_each(config, self.network, now, jax.lax.stop_gradient(slow), batch)
+            now, slow, chooser = params, target, params if config.double else target
+            if config.noisy:
+                now, slow, chooser = (noisy.perturb(net, noise[i]) for i, net in enumerate((now, slow, chooser)))
+            fixed = jax.lax.stop_gradient((slow, chooser))
+            each, q = loss_each(config, self.network, now, fixed, batch)
             return jnp.mean(weight * each), (each, q)
 
         grads, (each, q) = jax.grad(loss, has_aux=True)(params)

@@ -121,27 +121,26 @@ def add(spec: RingSpec, ring: Transitions, rollouts: Rollout, iteration: Array) 
     return ring._replace(**written, priority=jnp.where(fresh[:, None], ring.largest, kept))
 
 
-def draw(priority: Array, key: Array, batch: int) -> tuple[Array, Array]:
-    """Indices drawn in proportion to the priorities, one from each of ``batch`` equal strata.
+def draw(priority: Array, uniform: Array) -> tuple[Array, Array]:
+    """Indices drawn in proportion to the priorities, one from each of B equal strata.
 
     Two levels of sums instead of a tree: about sqrt(N) blocks of sqrt(N), so a draw is a sum over all
     priorities and two short searches, which compilers do well, also under vmap.
 
     Args:
         priority: (N,) not negative, not all 0.
-        key: random.
-        batch: how many.
+        uniform: (B,) random numbers in [0, 1).
 
     Returns:
-        Indices (batch,) of entries that are not 0, and their probabilities (batch,).
+        Indices (B,) of entries that are not 0, and their probabilities (B,).
     """
-    n = priority.shape[0]
+    n, batch = priority.shape[0], uniform.shape[0]
     size = math.isqrt(n - 1) + 1
     blocks = jnp.pad(priority, (0, -n % size)).reshape(-1, size)
     sums = blocks.sum(axis=-1)
     ends = jnp.cumsum(sums)
     total = ends[-1]
-    points = (jnp.arange(batch) + jax.random.uniform(key, (batch,))) / batch * total
+    points = (jnp.arange(batch) + uniform) / batch * total
     block = _first_beyond(ends, sums, points)
     rest = points - (ends - sums)[block]
     chosen = blocks[block]
