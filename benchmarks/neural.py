@@ -3,8 +3,8 @@
     python benchmarks/neural.py             CPU: presets official, default and cpu; 1 and 4 seeds; peers
     python benchmarks/neural.py --gpu       the same table for 1, 8 and 64 seeds, without peers
     python benchmarks/neural.py --curves    Breakout by pgx and by the original minatar package, 300k frames
-    python benchmarks/neural.py --train minatar-breakout --preset default --seeds 8 --frames 3e6
-                                            a learning curve with evaluation
+    python benchmarks/neural.py --train minatar-breakout --algo ppo --preset paper --seeds 8 --frames 3e6
+                                            a learning curve with evaluation, of any algorithm
 
 Every measurement is a process of its own, so that memory and compile time are its own. What is written:
 frames/s and updates/s (all seeds together, compiling left out), compile seconds, the arithmetic an update
@@ -191,16 +191,18 @@ def matched_dqn(sb3: Any, env: Any) -> Any:
     )
 
 
-def measure_curve(env: str, preset: str, frames: int, seeds: int, settings: dict[str, str]) -> dict[str, Any]:
+def measure_curve(
+    algo: str, env: str, preset: str, frames: int, seeds: int, settings: dict[str, str]
+) -> dict[str, Any]:
     """Training and evaluation returns at 30 points of a run."""
     import jax
     import numpy as np
 
-    from capo.neural.config import override
-    from capo.neural.config import preset as preset_of
+    from capo.neural import algorithms
     from capo.neural.loop import make_learner
+    from capo.neural.settings import override
 
-    config = override(preset_of(preset, env), {"horizon": str(frames)} | settings)
+    config = override(algorithms.by_name(algo).Config.preset(preset, env), {"horizon": str(frames)} | settings)
     jitted = env.startswith(("minatar-", "probe-"))
     groups = [list(range(seeds))] if jitted else [[seed] for seed in range(seeds)]
     points: list[dict[str, Any]] = []
@@ -229,7 +231,8 @@ def measure_curve(env: str, preset: str, frames: int, seeds: int, settings: dict
                 print(point, file=sys.stderr, flush=True)
     last = [point["evaluation_return"] for point in points if point["frames"] == points[-1]["frames"]]
     return {
-        "case": f"{env} {preset}",
+        "case": f"{algo} {env} {preset}",
+        "seeds": seeds,
         "frames": points[-1]["frames"],
         "final_mean": round(float(np.mean(last)), 2),
         "final_standard_error": round(float(np.std(last, ddof=1) / len(last) ** 0.5), 2) if seeds > 1 else None,
@@ -261,7 +264,8 @@ def one(arguments: list[str]) -> dict[str, Any]:
     if kind == "sb3":
         return measure_sb3(rest[0])
     if kind == "curve":
-        return measure_curve(rest[0], rest[1], int(float(rest[2])), int(rest[3]), _settings(rest[4:]))
+        algo, env, preset, frames, seeds, *settings = rest
+        return measure_curve(algo, env, preset, int(float(frames)), int(seeds), _settings(settings))
     raise SystemExit(f"unknown measurement {kind!r}")
 
 
@@ -298,6 +302,7 @@ def main() -> None:
     parser.add_argument("--gpu", action="store_true", help="1, 8 and 64 seeds, no peers")
     parser.add_argument("--curves", action="store_true", help="Breakout by pgx and by the original package")
     parser.add_argument("--train", metavar="ENV", help="a learning curve with evaluation")
+    parser.add_argument("--algo", default="ncapo", help="of --train: ncapo, offpac, a2c, ppo or rainbow")
     parser.add_argument("--preset", default="default")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--frames", type=float, default=300_000)
@@ -309,10 +314,10 @@ def main() -> None:
         return
     if options.train:
         numbers = (str(options.frames), str(options.seeds))
-        rows = [in_process("curve", options.train, options.preset, *numbers, *options.set)]
+        rows = [in_process("curve", options.algo, options.train, options.preset, *numbers, *options.set)]
     elif options.curves:
         numbers = ("300000", str(options.seeds))
-        rows = [in_process("curve", env, "cpu", *numbers) for env in (ENV, "MinAtar/Breakout-v1")]
+        rows = [in_process("curve", "ncapo", env, "cpu", *numbers) for env in (ENV, "MinAtar/Breakout-v1")]
     else:
         rows = speed(options.gpu)
     from capo.provenance import provenance
