@@ -150,6 +150,7 @@ class Agent:
         if isinstance(frames, bool) or int(frames) != frames or frames < 1:
             raise CapoError(f"learn({frames!r}): the number of frames has to be a positive integer")
         training = self._ready()
+        training.start()  # says so if there is no state to go on from, before anything is written
         per_iteration = int(training.learner.frames_per_iteration)
         iterations = -(-int(frames) // per_iteration)
         before = (training.target, self.config)

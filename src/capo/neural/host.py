@@ -25,6 +25,10 @@ NDArray = np.ndarray[Any, Any]
 Behave = Callable[[NDArray, int], tuple[NDArray, NDArray]]
 
 
+class EnvironmentFailed(CapoError):
+    """A Gymnasium environment raised an error, or gave a reward that is no number."""
+
+
 class Collector:
     """Steps the environments and cuts what happens into rollouts of T valid steps.
 
@@ -36,6 +40,7 @@ class Collector:
     def __init__(self, envs: HostEnvs, spec: replay.ReplaySpec, seed: int) -> None:
         self._envs, self._spec = envs, spec
         n = envs.n
+        self.steps = 0  # of all environments, since the last complete iteration
         self._obs = envs.reset(seed)
         self._rows = _blank(spec, n, np)
         self._filled = np.zeros(n, np.int64)
@@ -50,7 +55,7 @@ class Collector:
         """``n_rollouts`` rollouts of ``behave(obs, step) -> (actions, log_mu)``, and the episodes' ends."""
         returns: list[float] = []
         lengths: list[int] = []
-        step = 0
+        step = self.steps = 0
         while len(self._complete) < n_rollouts:
             action, log_mu = behave(self._obs, step)
             self._step(action, log_mu, returns, lengths)
@@ -65,8 +70,15 @@ class Collector:
         return rollouts, episodes
 
     def _step(self, action: NDArray, log_mu: NDArray, returns: list[float], lengths: list[int]) -> None:
-        moved = self._envs.step(action)
+        try:
+            moved = self._envs.step(action)
+        except Exception as error:  # whatever a user's environment raises
+            raise EnvironmentFailed(f"its step raised {_words(error)}") from error
         who = np.flatnonzero(moved.valid)
+        self.steps += len(who)
+        wrong = moved.reward[who][~np.isfinite(moved.reward[who])]
+        if wrong.size:
+            raise EnvironmentFailed(f"its step gave the reward {wrong[0]:g}, which is not a finite number")
         at = self._filled[who]
         rows = self._rows
         rows.obs[who, at] = self._obs[who]
@@ -90,6 +102,10 @@ class Collector:
             returns.append(float(self._return[i]))
             lengths.append(int(self._length[i]))
             self._return[i], self._length[i] = 0.0, 0
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def _blank(spec: replay.ReplaySpec, n: int, xp: Any) -> Rollout:
@@ -123,6 +139,7 @@ class HostLearner(_Learner):
         self._expected: tuple[int, int] | None = None  # key and iteration that the collector stands at
         self._behave = jax.jit(self._behave_jitted)
         self._step: Any = None
+        self._kept: TrainState | None = None
 
     def init(self, seeds: Sequence[int]) -> TrainState:
         """The state before the first iteration (K = 1)."""
@@ -144,6 +161,7 @@ class HostLearner(_Learner):
         self.compile()
         state = to_device(state)
         rows: list[dict[str, Any]] = []
+        self._kept = state
         collector = self._collector_for(state)
         iteration, key = int(state.iteration[0]), state.key[0]
         for now in range(iteration, iteration + iterations):
@@ -155,13 +173,24 @@ class HostLearner(_Learner):
                 action, log_mu = self._behave(*args, obs, step)
                 return np.asarray(action), np.asarray(log_mu)
 
-            rollouts, episodes = collector.collect(behave, self.config.n_envs)
+            try:
+                rollouts, episodes = collector.collect(behave, self.config.n_envs)
+            except EnvironmentFailed as error:
+                frame = now * self.frames_per_iteration + collector.steps
+                raise EnvironmentFailed(f"{self.env.name}, after frame {frame:,}: {error}") from error.__cause__
+            self._kept = None  # the step takes its memory
             state, metrics = self._step(state, rollouts)
+            self._kept = state
             rows.append(metrics | episodes | ({"epsilon": epsilon} if self.algorithm.explores else {}))
-        self._expected = _position(state)
+        self._expected, self._kept = _position(state), None
         if not rows:
             return state, {}
         return state, {name: np.array([row[name] for row in rows], np.float32).reshape(-1, 1) for name in rows[0]}
+
+    def take_kept(self) -> TrainState | None:
+        """The state after the last complete iteration of a :meth:`run` that failed; new episodes follow."""
+        kept, self._kept, self._expected = self._kept, None, None
+        return kept
 
     def evaluate(self, params: PyTree, key: Array, episodes: int, deterministic: bool = False) -> NDArray:
         """Returns (episodes,), sampled without epsilon; every environment plays the same number of episodes.
@@ -232,7 +261,13 @@ class HostLearner(_Learner):
                 self._collector.close()
             # A seed that depends on where the run stands: a resumed run must not replay its first episodes.
             seed = int(np.random.SeedSequence(position).generate_state(1)[0]) % 2**30
-            self._collector = Collector(self.env.open(self.config.n_envs), self.replay, seed)
+            self._collector = None
+            try:
+                self._collector = Collector(self.env.open(self.config.n_envs), self.replay, seed)
+            except CapoError:
+                raise
+            except Exception as error:  # whatever a user's environment raises
+                raise EnvironmentFailed(f"{self.env.name}: its reset raised {_words(error)}") from error
         return self._collector
 
 

@@ -78,6 +78,10 @@ class _Learner:
         """Numbers in the networks of one seed, target networks aside."""
         return sum(leaf.size for leaf in jax.tree.leaves(self.algorithm.init_params(np.random.default_rng(0))))
 
+    def take_kept(self) -> TrainState | None:
+        """After a :meth:`run` that failed: the last whole state, if there still is one."""
+        return None
+
     def policy_params(self, state: TrainState, seed_index: int) -> PyTree:
         """The networks of one seed, for :meth:`act` and :meth:`evaluate`."""
         return jax.tree.map(lambda leaf: leaf[seed_index], state.params)
