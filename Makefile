@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 JOBS ?= 2
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test test-page lint bench clean
 
 .venv/.installed: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -24,6 +24,13 @@ demo: .venv/.installed
 
 test: .venv/.installed
 	$(BIN)/pytest -n $(JOBS)
+
+# The report page in a real browser; apart from test, since it needs a system package.
+CHROMIUM ?= chromium
+test-page: .venv/.installed
+	@command -v $(CHROMIUM) >/dev/null || { \
+	  echo "make test-page needs a browser: apt-get install chromium (or CHROMIUM=path of another Chrome)"; exit 1; }
+	CHROMIUM=$(CHROMIUM) $(BIN)/pytest tests/page/check_page.py
 
 lint: .venv/.installed
 	$(BIN)/ruff check .

@@ -3,8 +3,8 @@
     python benchmarks/neural.py             CPU: presets official, default and cpu; 1 and 4 seeds; peers
     python benchmarks/neural.py --gpu       the same table for 1, 8 and 64 seeds, without peers
     python benchmarks/neural.py --curves    Breakout by pgx and by the original minatar package, 300k frames
-    python benchmarks/neural.py --train minatar-breakout --preset default --seeds 8 --frames 3e6
-                                            a learning curve with evaluation
+    python benchmarks/neural.py --train minatar-breakout --algo ncapo --preset default --seeds 8 --frames 3e6
+                                            a learning curve with evaluation, of any algorithm
     python benchmarks/neural.py --draw results/neural
                                             the stored curves as a figure, beside the paper's
 
@@ -195,17 +195,24 @@ def matched_dqn(sb3: Any, env: Any) -> Any:
 
 
 def measure_curve(
-    env: str, preset: str, frames: int, seeds: int, first_seed: int, n_points: int, settings: dict[str, str]
+    algo: str,
+    env: str,
+    preset: str,
+    frames: int,
+    seeds: int,
+    first_seed: int,
+    n_points: int,
+    settings: dict[str, str],
 ) -> dict[str, Any]:
     """Training and evaluation returns at ``n_points`` points of a run."""
     import jax
     import numpy as np
 
-    from capo.neural.config import override
-    from capo.neural.config import preset as preset_of
+    from capo.neural import algorithms
     from capo.neural.loop import make_learner
+    from capo.neural.settings import override
 
-    config = override(preset_of(preset, env), {"horizon": str(frames)} | settings)
+    config = override(algorithms.by_name(algo).Config.preset(preset, env), {"horizon": str(frames)} | settings)
     jitted = env.startswith(("minatar-", "probe-"))
     every = list(range(first_seed, first_seed + seeds))
     groups = [every] if jitted else [[seed] for seed in every]
@@ -235,7 +242,7 @@ def measure_curve(
                 print(point, file=sys.stderr, flush=True)
     last = [point["evaluation_return"] for point in points if point["frames"] == points[-1]["frames"]]
     return {
-        "case": f"{env} {preset}",
+        "case": f"{algo} {env} {preset}",
         "frames": points[-1]["frames"],
         "seeds": every,
         "wall_seconds": points[-1]["elapsed_seconds"],
@@ -331,8 +338,9 @@ def one(arguments: list[str]) -> dict[str, Any]:
     if kind == "sb3":
         return measure_sb3(rest[0])
     if kind == "curve":
-        frames, seeds, first_seed, points = (int(float(number)) for number in rest[2:6])
-        return measure_curve(rest[0], rest[1], frames, seeds, first_seed, points, _settings(rest[6:]))
+        algo, env, preset, *rest = rest
+        frames, seeds, first_seed, points = (int(float(number)) for number in rest[:4])
+        return measure_curve(algo, env, preset, frames, seeds, first_seed, points, _settings(rest[4:]))
     raise SystemExit(f"unknown measurement {kind!r}")
 
 
@@ -370,6 +378,7 @@ def main() -> None:
     parser.add_argument("--curves", action="store_true", help="Breakout by pgx and by the original package")
     parser.add_argument("--train", metavar="ENV", help="a learning curve with evaluation")
     parser.add_argument("--draw", type=Path, metavar="DIR", help="draw the curves stored there")
+    parser.add_argument("--algo", default="ncapo", help="of --train: ncapo, offpac, a2c, ppo or rainbow")
     parser.add_argument("--preset", default="default")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0, help="seeds are this one and those after it")
@@ -386,10 +395,10 @@ def main() -> None:
         return
     if options.train:
         numbers = (str(options.frames), str(options.seeds), str(options.first_seed), str(options.points))
-        rows = [in_process("curve", options.train, options.preset, *numbers, *options.set)]
+        rows = [in_process("curve", options.algo, options.train, options.preset, *numbers, *options.set)]
     elif options.curves:
         numbers = ("300000", str(options.seeds), str(options.first_seed), str(options.points))
-        rows = [in_process("curve", env, "cpu", *numbers) for env in (ENV, "MinAtar/Breakout-v1")]
+        rows = [in_process("curve", "ncapo", env, "cpu", *numbers) for env in (ENV, "MinAtar/Breakout-v1")]
     else:
         rows = speed(options.gpu)
     import jax  # so that the accelerator is named too

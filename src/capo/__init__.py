@@ -10,14 +10,18 @@ from capo.tabular.solver import solve, solve_many
 from capo.update import StepSize
 
 if TYPE_CHECKING:
-    from capo.neural.agent import NCAPO
+    from capo.neural.agent import A2C, NCAPO, PPO, OffPAC, Rainbow
 
 __version__ = "0.1.0"
 __all__ = [
+    "A2C",
     "MDP",
     "NCAPO",
+    "PPO",
     "CapoError",
     "CapoWarning",
+    "OffPAC",
+    "Rainbow",
     "Result",
     "StepSize",
     "__version__",
@@ -31,8 +35,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """The neural half is imported at its first use: it brings jax, which the tabular half does not need."""
-    if name == "NCAPO":
-        from capo.neural.agent import NCAPO
+    if name in ("A2C", "NCAPO", "OffPAC", "PPO", "Rainbow"):
+        from capo.neural import agent
 
-        return NCAPO
+        return getattr(agent, name)
     raise AttributeError(f"module 'capo' has no attribute {name!r}")

@@ -6,8 +6,9 @@ import argparse
 import importlib
 import time
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
+from capo.commands.common import positive_integer
 from capo.errors import CapoError, unknown_name
 from capo.experiments.common import Experiment
 from capo.files import prepare_folder
@@ -17,12 +18,20 @@ from capo.report import figures
 EXPERIMENTS: dict[str, tuple[str, str]] = {
     "bandit": ("capo.experiments.bandit", "variable against fixed steps, on- and off-policy (about 1.5 minutes)"),
     "rates": ("capo.experiments.rates", "the gap of every algorithm and its theorem's bound (about 3 minutes)"),
+    "chain": ("capo.experiments.chain", "CAPO and Off-PAC with true values on the chain (about 6 minutes)"),
+    "grid": ("capo.experiments.grid", "CAPO, Off-PAC and PPO with true values in the maze (about 5 minutes)"),
+    "noise": ("capo.experiments.noise", "critics whose signs or sizes are wrong (about 5 minutes)"),
+    "minatar": ("capo.experiments.minatar", "the main figure: five games, five algorithms (hours, or a GPU)"),
 }
+# Options that one experiment alone takes.
+_OWN_OPTIONS = {"minatar": ("games", "algos", "frames", "seeds", "preset")}
 _EXAMPLES = """\
 examples:
   capo reproduce bandit --quick          a smaller version, in seconds
   capo reproduce rates --out rates       the full experiment, into the folder rates
   capo reproduce bandit --draw-only      the figures again, from data that are there already
+  capo reproduce minatar --quick --games breakout
+  capo reproduce minatar --games breakout asterix --algos ncapo ppo --frames 1e6 --seeds 5
 
 Every experiment writes its data first (CSV and JSON, with settings, seeds, versions and commit), then prints its
 tables and draws its figures from those files alone.
@@ -49,6 +58,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         action="store_true",
         help="compute nothing: tables and figures from the data in --out, or else in results/EXPERIMENT",
     )
+    own = parser.add_argument_group("minatar only; the same command again goes on where it was stopped")
+    own.add_argument("--games", nargs="+", metavar="GAME", help="default: all five")
+    own.add_argument("--algos", nargs="+", metavar="ALGO", help="ncapo, ppo, a2c, rainbow, offpac (default: all)")
+    own.add_argument("--frames", type=positive_integer, metavar="N", help="of each seed (default: 10,000,000)")
+    own.add_argument("--seeds", type=positive_integer, metavar="K", help="of each algorithm (default: 10)")
+    own.add_argument("--preset", metavar="P", help="settings of the algorithms (default: default)")
     parser.set_defaults(run=reproduce)
 
 
@@ -57,18 +72,32 @@ def reproduce(options: argparse.Namespace) -> int:
     experiment = find(options.experiment)
     if options.quick and options.draw_only:
         raise CapoError("--quick and --draw-only exclude each other: drawing computes nothing")
-    out = options.out or Path("runs", "reproduce", options.experiment)
+    own = _own_options(options)
+    apart = "-quick" if options.quick and getattr(experiment, "CONTINUES", False) else ""
+    out = options.out or Path("runs", "reproduce", options.experiment + apart)
     source = _data_folder(experiment, options.experiment, options.out) if options.draw_only else out
     prepare_folder(out)
     figures.matplotlib()  # without it nothing could be drawn: better said before minutes of work than after
     started = time.perf_counter()
     if not options.draw_only:
-        experiment.run(out, options.quick, progress=True)
+        experiment.run(out, options.quick, progress=True, **own)
         print(f"computed in {time.perf_counter() - started:.0f} s; data in {out}/: {', '.join(experiment.DATA)}\n")
     print(experiment.report(source))
     drawn = experiment.draw(source, out)
     print("\nfigures: " + ", ".join(map(str, drawn)))
     return 0
+
+
+def _own_options(options: argparse.Namespace) -> dict[str, Any]:
+    """The options given that one experiment alone takes; refused where they mean nothing."""
+    found: dict[str, Any] = {}
+    for experiment, names in _OWN_OPTIONS.items():
+        given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+        if given and (experiment != options.experiment or options.draw_only):
+            where = "--draw-only, which draws everything there is" if options.draw_only else options.experiment
+            raise CapoError(f"--{next(iter(given))} is no option of {where}")
+        found |= given
+    return found
 
 
 def find(name: str) -> Experiment:
@@ -82,7 +111,7 @@ def _data_folder(experiment: Experiment, name: str, given: Path | None) -> Path:
     """Where finished data lie: the given folder, or the last run's, or the repository's own results."""
     places = [given] if given is not None else [Path("runs", "reproduce", name), Path("results", name)]
     for place in places:
-        if all((place / file).is_file() for file in experiment.DATA):
+        if all(any(place.glob(file)) for file in experiment.DATA):
             return place
     where = " or ".join(f"{place}/" for place in places)
     raise CapoError(f"--draw-only needs {', '.join(experiment.DATA)} in {where}: run without --draw-only first")

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 EXAMPLES = """examples:
   capo train minatar-breakout --frames 1000000
   capo train minatar-breakout --preset cpu --seeds 4 --out runs/breakout
+  capo train minatar-breakout --algo ppo --preset paper --seeds 10 --frames 1e7
   capo train CartPole-v1 --frames 200000 --seeds 3 --set gamma=0.98 --set width=128
   capo train minatar-asterix --preset paper --checkpoint-every 500000 --keep 2
 
@@ -33,9 +34,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=formatter,
     )
     parser.add_argument("env", metavar="ENV", help="minatar-breakout, ... or a Gymnasium id with discrete actions")
-    parser.add_argument("--algo", default="ncapo", help="the algorithm (default: ncapo)")
+    parser.add_argument("--algo", default="ncapo", help="ncapo, offpac, a2c, ppo or rainbow (default: ncapo)")
     parser.add_argument(
-        "--preset", default="default", help="settings: default, cpu, paper, official (default: default)"
+        "--preset",
+        default="default",
+        help="settings: default, paper; ncapo and offpac also have cpu and official (default: default)",
     )
     parser.add_argument(
         "--frames",

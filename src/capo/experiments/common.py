@@ -2,7 +2,7 @@
 
 An experiment is a module with
 
-- ``DATA``: the names of the data files it writes;
+- ``DATA``: the names (or patterns) of the data files it writes;
 - ``run(out, quick, progress)``: computes, and writes those files with settings, seeds and provenance;
 - ``report(folder)``: the tables to print, from the files alone;
 - ``draw(folder, out)``: the figures, from the files alone.
@@ -29,7 +29,7 @@ class Experiment(Protocol):
 
     DATA: tuple[str, ...]
 
-    def run(self, out: Path, quick: bool, progress: bool) -> None: ...
+    def run(self, out: Path, quick: bool, progress: bool, **options: Any) -> None: ...
     def report(self, folder: Path) -> str: ...
     def draw(self, folder: Path, out: Path) -> list[Path]: ...
 

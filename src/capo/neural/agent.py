@@ -21,13 +21,13 @@ import numpy as np
 
 from capo import envs
 from capo.errors import CapoError, CapoWarning, unknown_name
-from capo.neural import checkpoint, loop
-from capo.neural import config as ncapo_config
+from capo.neural import algorithms, checkpoint, loop
 from capo.neural.checkpoint import Checkpoint, CheckpointStore
 from capo.neural.evaluation import Evaluation
 from capo.neural.progress import Reporter, reporter
 from capo.neural.run import CHECKPOINTS, Interval, RunFolder, check_new, read_config
 from capo.neural.session import Session
+from capo.neural.settings import Settings, override
 from capo.neural.training import Rows, Training
 from capo.provenance import provenance, versions
 
@@ -81,7 +81,7 @@ class Agent:
                 "several seeds need the environment's id rather than one object: each seed starts anew"
             )
         self.preset = preset
-        self.config = self._make_config(preset, settings)
+        self.config: Any = override(self._settings().preset(preset, self.env.name), settings)
         self.overrides = dict(settings)
         self.extra: dict[str, Any] = {}  # more entries for config.json, kept when the run is resumed
         self.out = None if out is None else Path(out)
@@ -99,16 +99,9 @@ class Agent:
         self._predictions = 0
         self._playing = 0
 
-    # What an algorithm defines ----------------------------------------------------------------------------
-
-    def _make_config(self, preset: str, settings: Mapping[str, Any]) -> Any:
-        raise NotImplementedError
-
-    def _config_from(self, values: Mapping[str, Any]) -> Any:
-        raise NotImplementedError
-
-    def _make_learner(self, n_seeds: int) -> Any:
-        raise NotImplementedError
+    @classmethod
+    def _settings(cls) -> type[Settings]:
+        return algorithms.by_name(cls.algorithm).Config
 
     # Learning ---------------------------------------------------------------------------------------------
 
@@ -157,6 +150,7 @@ class Agent:
         if isinstance(frames, bool) or int(frames) != frames or frames < 1:
             raise CapoError(f"learn({frames!r}): the number of frames has to be a positive integer")
         training = self._ready()
+        training.start()  # says so if there is no state to go on from, before anything is written
         per_iteration = int(training.learner.frames_per_iteration)
         iterations = -(-int(frames) // per_iteration)
         before = (training.target, self.config)
@@ -180,7 +174,7 @@ class Agent:
         """The training, made at its first use."""
         if self._training is None:
             together = self._jitted
-            learner = self._make_learner(len(self.seeds) if together else 1)
+            learner = loop.make_learner(self.env, self.config, len(self.seeds) if together else 1)
             self._training = Training(learner, self.seeds, together)
         return self._training
 
@@ -192,7 +186,7 @@ class Agent:
         if wanted != self.config.horizon:
             self.config = dataclasses.replace(self.config, horizon=int(wanted))
             # The horizon is compiled in; the state does not depend on it and goes on.
-            training.learner = self._make_learner(len(training.parts[0].seeds))
+            training.learner = loop.make_learner(self.env, self.config, len(training.parts[0].seeds))
 
     def _log_every_iterations(self, iterations: int, per_iteration: int) -> int:
         if self._log_every_frames is not None:
@@ -387,7 +381,7 @@ class Agent:
                 "can't hold: give it again as env="
             )
         agent = cls(env, content["preset"], seeds=content["seeds"], **content["overrides"])
-        agent.config = agent._config_from(content["config"])
+        agent.config = cls._settings().from_dict(content["config"])
         found, stored = agent._environment(), content["environment"]
         for key, value in stored.items():
             if found.get(key) != value:
@@ -502,17 +496,50 @@ class NCAPO(Agent):
 
     algorithm = "ncapo"
 
-    def _make_config(self, preset: str, settings: Mapping[str, Any]) -> Any:
-        return ncapo_config.override(ncapo_config.preset(preset, self.env.name), settings)
 
-    def _config_from(self, values: Mapping[str, Any]) -> Any:
-        return ncapo_config.NCAPOConfig.from_dict(values)
+class OffPAC(Agent):
+    """Off-policy actor-critic: NCAPO's machinery with the importance-weighted policy gradient.
 
-    def _make_learner(self, n_seeds: int) -> Any:
-        return loop.make_learner(self.env, self.config, n_seeds)
+    >>> OffPAC("probe-action", width=16, n_envs=8, rollout_length=2).learn(16).frames
+    16
+    """
+
+    algorithm = "offpac"
 
 
-ALGORITHMS: dict[str, type[Agent]] = {NCAPO.algorithm: NCAPO}
+class A2C(Agent):
+    """Advantage actor-critic, on-policy, with Stable-Baselines3's meaning of every setting.
+
+    >>> A2C("probe-action", width=16).learn(80).frames
+    80
+    """
+
+    algorithm = "a2c"
+
+
+class PPO(Agent):
+    """Proximal policy optimization, on-policy, with Stable-Baselines3's meaning of every setting.
+
+    >>> PPO("probe-action", n_envs=4, rollout_length=16, batch_size=32, width=16).learn(128).frames
+    128
+    """
+
+    algorithm = "ppo"
+
+
+class Rainbow(Agent):
+    """Deep Q-learning with n-step, distributional, double, dueling, noisy and prioritised parts.
+
+    Its policy is greedy: ``deterministic`` makes no difference to :meth:`predict` and :meth:`evaluate`.
+
+    >>> Rainbow("probe-action", width=16, learning_starts=16).learn(64).frames
+    64
+    """
+
+    algorithm = "rainbow"
+
+
+ALGORITHMS: dict[str, type[Agent]] = {agent.algorithm: agent for agent in (NCAPO, OffPAC, A2C, PPO, Rainbow)}
 
 
 def algorithm(name: str) -> type[Agent]:

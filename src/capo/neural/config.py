@@ -1,4 +1,4 @@
-"""The settings of NCAPO as one frozen dataclass, its presets, and overrides by name.
+"""The settings of NCAPO as one frozen dataclass, and its presets.
 
 A preset says where each value comes from: "table" is the paper's hyper-parameter table, "text" its
 description, "open" a value the paper leaves open and that was chosen here.
@@ -7,27 +7,29 @@ description, "open" a value the paper leaves open and that was chosen here.
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args, get_type_hints
+from typing import ClassVar, Literal, Self
 
-from capo.errors import CapoError, unknown_name
+from capo.errors import unknown_name
+from capo.neural.settings import RANGES as _RANGES  # noqa: F401
+from capo.neural.settings import Network, Optimiser, Precision, Schedule, Settings, is_minatar, override
 
-Network = Literal["auto", "mlp", "conv"]
-Optimiser = Literal["adam", "rmsprop"]
+__all__ = ["KL", "PRESETS", "NCAPOConfig", "override", "preset"]
+
 KL = Literal["policy-to-target", "target-to-policy"]
 TargetFrom = Literal["current", "target-network"]
 TargetCritic = Literal["full", "head"]
 Updates = Literal["joint", "separate"]
-Schedule = Literal["constant", "linear"]
 AdvantageWeight = Literal["none", "absolute", "normalised"]
-Precision = Literal["float32", "bfloat16"]
+
+PRESETS = ("paper", "official", "default", "cpu")
 
 
 @dataclass(frozen=True)
-class NCAPOConfig:
+class NCAPOConfig(Settings):
     """All settings of one NCAPO run. Frames are environment steps of one seed, over all its environments."""
+
+    PRESETS: ClassVar[tuple[str, ...]] = PRESETS
 
     horizon: int = 1_000_000
     """Frames over which the epsilon and learning-rate schedules run; later frames use the final values."""
@@ -102,98 +104,9 @@ class NCAPOConfig:
     tau_policy: float = 1.0
     """Fraction of the way the policy's target network moves to the policy, once an iteration."""
 
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            _check(field.name, getattr(self, field.name), _HINTS[field.name])
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, strings and booleans, as they go into config.json."""
-        return dataclasses.asdict(self)
-
-    @staticmethod
-    def from_dict(values: Mapping[str, Any]) -> NCAPOConfig:
-        """The inverse of :meth:`to_dict`; a missing key takes its default, an unknown one is an error."""
-        return override(NCAPOConfig(), values)
-
-
-# The least value of each number and the greatest, where there is one; None leaves it open.
-_RANGES: dict[str, tuple[float, float]] = {
-    **dict.fromkeys(
-        ("horizon", "n_envs", "rollout_length", "batch_size", "gradient_steps", "replay_rollouts", "width"),
-        (1, math.inf),
-    ),
-    **dict.fromkeys(("conv_features", "actor_every"), (1, math.inf)),
-    **dict.fromkeys(("replay_clear_every", "alpha_bonus", "critic_coefficient", "entropy"), (0, math.inf)),
-    **dict.fromkeys(("gamma", "retrace_lambda", "epsilon_start", "epsilon_final", "epsilon_fraction"), (0, 1)),
-    **dict.fromkeys(("tau_q", "tau_policy", "optimiser_decay"), (0, 1)),
-    **dict.fromkeys(("learning_rate", "max_grad_norm", "optimiser_epsilon", "clip"), (1e-30, math.inf)),
-}
-
-
-def _check(name: str, value: Any, hint: Any) -> None:
-    """Raise where ``value`` is not of the field's type or out of its range."""
-    choices = get_args(hint)
-    if choices:
-        if value not in choices:
-            raise unknown_name(f"value of {name}", value, choices)
-        return
-    if hint is bool:
-        if not isinstance(value, bool):
-            raise CapoError(f"{name}={value!r} must be true or false")
-        return
-    allowed = int if hint is int else int | float
-    if isinstance(value, bool) or not isinstance(value, allowed):
-        kind = "an integer" if hint is int else "a number"
-        raise CapoError(f"{name}={value!r} must be {kind}")
-    low, high = _RANGES[name]
-    if not (math.isfinite(value) and low <= value <= high):
-        bound = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
-        raise CapoError(f"{name}={value!r} must be {bound}")
-
-
-def override(config: NCAPOConfig, values: Mapping[str, Any]) -> NCAPOConfig:
-    """``config`` with some fields replaced; values may be strings, as typed on a command line.
-
-    >>> override(NCAPOConfig(), {"gamma": "0.9", "layer_norm": "true"}).gamma
-    0.9
-    """
-    parsed = {}
-    for name, value in values.items():
-        if name not in _HINTS:
-            raise unknown_name("setting", name, _HINTS)
-        parsed[name] = _parse(name, value, _HINTS[name])
-    return dataclasses.replace(config, **parsed)
-
-
-def _parse(name: str, value: Any, hint: Any) -> Any:
-    if get_args(hint):
-        return value
-    if not isinstance(value, str):
-        # JSON has one kind of number: 1.0 for an integer and 1 for a float are both meant well.
-        if hint is int and isinstance(value, float) and value.is_integer():
-            return int(value)
-        return float(value) if hint is float and isinstance(value, int) and not isinstance(value, bool) else value
-    if hint is bool:
-        lowered = value.strip().lower()
-        if lowered in ("true", "yes", "on", "1"):
-            return True
-        if lowered in ("false", "no", "off", "0"):
-            return False
-        raise CapoError(f"{name}={value!r} must be true or false")
-    try:
-        number = float(value.replace("_", ""))
-    except ValueError:
-        raise CapoError(f"{name}={value!r} must be {'an integer' if hint is int else 'a number'}") from None
-    if hint is int:
-        if not number.is_integer():
-            raise CapoError(f"{name}={value!r} must be an integer")
-        return int(number)
-    return number
-
-
-_HINTS: dict[str, Any] = get_type_hints(NCAPOConfig)
-
-PRESETS = ("paper", "official", "default", "cpu")
+    @classmethod
+    def _preset(cls, name: str, env_name: str) -> Self:
+        return preset(name, env_name)  # type: ignore[return-value]
 
 
 def preset(name: str, env_name: str = "") -> NCAPOConfig:
@@ -205,7 +118,7 @@ def preset(name: str, env_name: str = "") -> NCAPOConfig:
     """
     if name not in PRESETS:
         raise unknown_name("preset", name, PRESETS)
-    grid = env_name.startswith(("minatar-", "MinAtar/"))
+    grid = is_minatar(env_name)
     if name == "paper":
         config = _PAPER
     elif name == "official":

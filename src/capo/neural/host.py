@@ -1,4 +1,4 @@
-"""NCAPO on environments that only the host can step (Gymnasium): the same jitted learning, K = 1."""
+"""Learning on environments that only the host can step (Gymnasium): the same jitted learning, K = 1."""
 
 from __future__ import annotations
 
@@ -13,15 +13,20 @@ import numpy as np
 
 from capo.envs.gym import GymEnv, HostEnvs
 from capo.errors import CapoError
-from capo.neural import ncapo, networks, replay
-from capo.neural.config import NCAPOConfig
-from capo.neural.loop import MAX_EVALUATION_STEPS, Metrics, TrainState, _Learner, seed_keys, to_device
+from capo.neural import replay
+from capo.neural.algorithm import Metrics, TrainState
+from capo.neural.loop import MAX_EVALUATION_STEPS, _Learner, seed_keys, to_device
 from capo.neural.replay import Rollout
+from capo.neural.settings import Settings
 
 Array = Any
 PyTree = Any
 NDArray = np.ndarray[Any, Any]
 Behave = Callable[[NDArray, int], tuple[NDArray, NDArray]]
+
+
+class EnvironmentFailed(CapoError):
+    """A Gymnasium environment raised an error, or gave a reward that is no number."""
 
 
 class Collector:
@@ -35,6 +40,7 @@ class Collector:
     def __init__(self, envs: HostEnvs, spec: replay.ReplaySpec, seed: int) -> None:
         self._envs, self._spec = envs, spec
         n = envs.n
+        self.steps = 0  # of all environments, since the last complete iteration
         self._obs = envs.reset(seed)
         self._rows = _blank(spec, n, np)
         self._filled = np.zeros(n, np.int64)
@@ -49,7 +55,7 @@ class Collector:
         """``n_rollouts`` rollouts of ``behave(obs, step) -> (actions, log_mu)``, and the episodes' ends."""
         returns: list[float] = []
         lengths: list[int] = []
-        step = 0
+        step = self.steps = 0
         while len(self._complete) < n_rollouts:
             action, log_mu = behave(self._obs, step)
             self._step(action, log_mu, returns, lengths)
@@ -64,8 +70,15 @@ class Collector:
         return rollouts, episodes
 
     def _step(self, action: NDArray, log_mu: NDArray, returns: list[float], lengths: list[int]) -> None:
-        moved = self._envs.step(action)
+        try:
+            moved = self._envs.step(action)
+        except Exception as error:  # whatever a user's environment raises
+            raise EnvironmentFailed(f"its step raised {_words(error)}") from error
         who = np.flatnonzero(moved.valid)
+        self.steps += len(who)
+        wrong = moved.reward[who][~np.isfinite(moved.reward[who])]
+        if wrong.size:
+            raise EnvironmentFailed(f"its step gave the reward {wrong[0]:g}, which is not a finite number")
         at = self._filled[who]
         rows = self._rows
         rows.obs[who, at] = self._obs[who]
@@ -91,6 +104,10 @@ class Collector:
             self._return[i], self._length[i] = 0.0, 0
 
 
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
 def _blank(spec: replay.ReplaySpec, n: int, xp: Any) -> Rollout:
     """``n`` rollouts before packing, all zero, as numpy or jax arrays."""
     steps = (n, spec.length)
@@ -111,7 +128,7 @@ class HostLearner(_Learner):
     under way. A learner that gets a state it did not end with itself starts new episodes.
     """
 
-    def __init__(self, env: GymEnv, config: NCAPOConfig, n_seeds: int) -> None:
+    def __init__(self, env: GymEnv, config: Settings, n_seeds: int) -> None:
         if n_seeds != 1:
             raise CapoError(
                 f"{env.name!r} is stepped on the host, one seed at a time: make one learner a seed "
@@ -122,6 +139,7 @@ class HostLearner(_Learner):
         self._expected: tuple[int, int] | None = None  # key and iteration that the collector stands at
         self._behave = jax.jit(self._behave_jitted)
         self._step: Any = None
+        self._kept: TrainState | None = None
 
     def init(self, seeds: Sequence[int]) -> TrainState:
         """The state before the first iteration (K = 1)."""
@@ -143,24 +161,36 @@ class HostLearner(_Learner):
         self.compile()
         state = to_device(state)
         rows: list[dict[str, Any]] = []
+        self._kept = state
         collector = self._collector_for(state)
         iteration, key = int(state.iteration[0]), state.key[0]
         for now in range(iteration, iteration + iterations):
-            epsilon = ncapo.epsilon_at(self.config, np.float32(now * self.frames_per_iteration))
+            epsilon = self.algorithm.exploration(np.float32(now * self.frames_per_iteration))
             collect_key = jax.random.split(jax.random.fold_in(key, now))[0]
-            actor = jax.tree.map(lambda leaf: leaf[0], networks.part(state.params, "actor"))
+            acting = jax.tree.map(lambda leaf: leaf[0], self.algorithm.acting(state.params))
 
-            def behave(obs: NDArray, step: int, args: Any = (actor, collect_key, epsilon)) -> Any:
+            def behave(obs: NDArray, step: int, args: Any = (acting, collect_key, epsilon)) -> Any:
                 action, log_mu = self._behave(*args, obs, step)
                 return np.asarray(action), np.asarray(log_mu)
 
-            rollouts, episodes = collector.collect(behave, self.config.n_envs)
+            try:
+                rollouts, episodes = collector.collect(behave, self.config.n_envs)
+            except EnvironmentFailed as error:
+                frame = now * self.frames_per_iteration + collector.steps
+                raise EnvironmentFailed(f"{self.env.name}, after frame {frame:,}: {error}") from error.__cause__
+            self._kept = None  # the step takes its memory
             state, metrics = self._step(state, rollouts)
-            rows.append(metrics | episodes | {"epsilon": epsilon})
-        self._expected = _position(state)
+            self._kept = state
+            rows.append(metrics | episodes | ({"epsilon": epsilon} if self.algorithm.explores else {}))
+        self._expected, self._kept = _position(state), None
         if not rows:
             return state, {}
         return state, {name: np.array([row[name] for row in rows], np.float32).reshape(-1, 1) for name in rows[0]}
+
+    def take_kept(self) -> TrainState | None:
+        """The state after the last complete iteration of a :meth:`run` that failed; new episodes follow."""
+        kept, self._kept, self._expected = self._kept, None, None
+        return kept
 
     def evaluate(self, params: PyTree, key: Array, episodes: int, deterministic: bool = False) -> NDArray:
         """Returns (episodes,), sampled without epsilon; every environment plays the same number of episodes.
@@ -204,20 +234,22 @@ class HostLearner(_Learner):
         return np.ones((n, self.env.n_actions), np.bool_)
 
     def _behave_jitted(
-        self, actor: PyTree, key: Array, epsilon: Array, obs: Array, step: Array
+        self, acting: PyTree, key: Array, epsilon: Array, obs: Array, step: Array
     ) -> tuple[Array, Array]:
-        log_mu = ncapo.behaviour(networks.outputs(self.network, actor, obs), epsilon)
-        action = jax.random.categorical(jax.random.fold_in(key, step), log_mu)
+        key = jax.random.fold_in(key, step)
+        if self.algorithm.perturbs:
+            acting = self.algorithm.perturb(acting, self.algorithm.noise(acting, jax.random.fold_in(key, 1), 1)[0])
+        log_mu = self.algorithm.behaviour(acting, obs, epsilon)
+        action = jax.random.categorical(key, log_mu)
         return action.astype(jnp.int32), jnp.take_along_axis(log_mu, action[:, None], axis=-1)[:, 0]
 
     def _learn_iteration(self, state: TrainState, rollouts: Rollout) -> tuple[TrainState, Metrics]:
         iteration = state.iteration[0]
-        stored = rollouts._replace(obs=replay.pack(self.replay, rollouts.obs))
 
         def one(state: TrainState) -> tuple[TrainState, Metrics]:
             learn_key = jax.random.split(jax.random.fold_in(state.key, iteration))[1]
-            state = replace(state, replay=replay.add(self.replay, state.replay, stored, iteration))
-            return self._learn(state, iteration, learn_key)
+            state, metrics = self.algorithm.learn(state, rollouts, iteration, learn_key)
+            return replace(state, iteration=state.iteration + 1), metrics
 
         return jax.vmap(one)(state)
 
@@ -229,7 +261,13 @@ class HostLearner(_Learner):
                 self._collector.close()
             # A seed that depends on where the run stands: a resumed run must not replay its first episodes.
             seed = int(np.random.SeedSequence(position).generate_state(1)[0]) % 2**30
-            self._collector = Collector(self.env.open(self.config.n_envs), self.replay, seed)
+            self._collector = None
+            try:
+                self._collector = Collector(self.env.open(self.config.n_envs), self.replay, seed)
+            except CapoError:
+                raise
+            except Exception as error:  # whatever a user's environment raises
+                raise EnvironmentFailed(f"{self.env.name}: its reset raised {_words(error)}") from error
         return self._collector
 
 

@@ -22,80 +22,65 @@ import numpy as np
 
 from capo.envs.protocol import is_jitted, may_truncate
 from capo.errors import CapoError
-from capo.neural import ncapo, networks, replay
-from capo.neural.config import NCAPOConfig
-from capo.neural.replay import Rollout
+from capo.neural import algorithms
+from capo.neural.algorithm import Algorithm, Metrics, TrainState
+from capo.neural.replay import ReplaySpec, Rollout
+from capo.neural.settings import Settings
 
 Array = Any
 PyTree = Any
-Metrics = dict[str, Array]
 
 CHUNK = 1024  # rows of the metrics buffer: the most iterations of one compiled call
 MAX_EVALUATION_STEPS = 50_000  # an agent that never loses must not play for ever
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class TrainState:
-    """Everything a run is, with a leading axis of K seeds on every leaf."""
-
-    params: PyTree
-    target: PyTree
-    optimiser: PyTree
-    replay: Rollout
-    env_state: PyTree  # (K, n_envs, ...); empty where the host steps the environment
-    observation: Array  # (K, n_envs, *observation_shape)
-    episode_return: Array  # (K, n_envs) so far in the running episodes
-    episode_length: Array  # (K, n_envs)
-    iteration: Array  # (K,) int32, the same for all seeds
-    key: Array  # (K, 2) uint32, the seed's key; never changes
-
-
 class _Learner:
     """What learners on jitted and on host environments have in common."""
 
-    def __init__(self, env: Any, config: NCAPOConfig, n_seeds: int) -> None:
+    def __init__(self, env: Any, config: Settings, n_seeds: int) -> None:
         if n_seeds < 1:
             raise CapoError(f"n_seeds={n_seeds} must be at least 1")
-        self.env, self.config, self.n_seeds = env, config, n_seeds
-        self.network = networks.spec_for(config, env.observation_shape, env.n_actions)
-        self.replay = replay.spec_for(config, env.observation_shape, env.observation_dtype, may_truncate(env))
-        self.frames_per_iteration = config.n_envs * config.rollout_length
+        self.algorithm: Algorithm = algorithms.of(config)(config, env)
+        self.env, self.n_seeds = env, n_seeds
+        self.config: Any = config
+        self.network = self.algorithm.network
+        self.frames_per_iteration = self.algorithm.frames_per_iteration
         self.compile_seconds: float | None = None
         self._refuse_what_does_not_fit()
-        self._act = jax.jit(partial(_act, self.network), static_argnames="deterministic")
+        self._act = jax.jit(partial(_act, self.algorithm), static_argnames="deterministic")
+
+    @property
+    def replay(self) -> ReplaySpec:
+        """Shapes of the rollouts, and of the replay where whole rollouts are kept."""
+        return self.algorithm.rollouts
 
     def describe(self) -> str:
         """What a run will do, in a few lines: frames, replay ratio, batch, updates, memory."""
         config = self.config
-        learnt = self.updates_per_iteration * config.batch_size * config.rollout_length
-        megabytes = self.replay.nbytes / 1e6
+        learning, *more = self.algorithm.describe_learning(self.n_seeds)
         return "\n".join(
             (
                 f"{self.env.name}: {self.n_seeds} seed(s), {config.n_envs} environments x "
                 f"{config.rollout_length} steps = {self.frames_per_iteration} frames an iteration and seed",
-                f"learning: {self.updates_per_iteration:g} updates an iteration, each on {config.batch_size} "
-                f"rollouts = {config.batch_size * config.rollout_length} transitions; "
-                f"{self.updates_per_iteration / self.frames_per_iteration:.4g} updates a frame, "
-                f"replay ratio {learnt / self.frames_per_iteration:.3g} (transitions learnt from a frame)",
+                learning,
                 f"network: {self.network.kind}, {self.n_parameters:,} parameters",
-                f"replay: {self.replay.capacity} rollouts a seed"
-                f"{' as bits' if self.replay.packed else ''}, {megabytes:.1f} MB a seed, "
-                f"{megabytes * self.n_seeds:.1f} MB in all",
+                *more,
             )
         )
 
     @property
     def updates_per_iteration(self) -> float:
         """Gradient steps an iteration, on average."""
-        config = self.config
-        turns = 1.0 if config.updates == "joint" else 1.0 + 1.0 / config.actor_every
-        return config.gradient_steps * turns
+        return self.algorithm.updates_per_iteration
 
     @property
     def n_parameters(self) -> int:
         """Numbers in the networks of one seed, target networks aside."""
-        return sum(leaf.size for leaf in jax.tree.leaves(networks.init(self.network, np.random.default_rng(0))))
+        return sum(leaf.size for leaf in jax.tree.leaves(self.algorithm.init_params(np.random.default_rng(0))))
+
+    def take_kept(self) -> TrainState | None:
+        """After a :meth:`run` that failed: the last whole state, if there still is one."""
+        return None
 
     def policy_params(self, state: TrainState, seed_index: int) -> PyTree:
         """The networks of one seed, for :meth:`act` and :meth:`evaluate`."""
@@ -138,16 +123,16 @@ class _Learner:
 
     def _init_params(self, seeds: Sequence[int]) -> PyTree:
         """Parameters of all seeds, with the leading axis K."""
-        each = [networks.init(self.network, np.random.default_rng(seed)) for seed in seeds]
+        each = [self.algorithm.init_params(np.random.default_rng(seed)) for seed in seeds]
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
 
     def _init_seed(self, params: PyTree, key: Array) -> TrainState:
         config = self.config
         return TrainState(
             params=params,
-            target=ncapo.init_target(config, params),
-            optimiser=ncapo.optimiser(config).init(params),
-            replay=replay.empty(self.replay),
+            target=self.algorithm.init_target(params),
+            optimiser=self.algorithm.init_optimiser(params),
+            replay=self.algorithm.init_replay(),
             env_state=(),
             observation=jnp.zeros((0,)),
             episode_return=jnp.zeros(config.n_envs),
@@ -156,59 +141,21 @@ class _Learner:
             key=key,
         )
 
-    def _learn(self, state: TrainState, iteration: Array, key: Array) -> tuple[TrainState, Metrics]:
-        """The gradient steps of one iteration and seed."""
-        config = self.config
-        frames = iteration.astype(jnp.float32) * self.frames_per_iteration
-        learning_rate = ncapo.learning_rate_at(config, frames)
-
-        def steps(train: str, key: Array, carry: tuple[PyTree, PyTree]) -> tuple[tuple[PyTree, PyTree], Metrics]:
-            def step(carry: tuple[PyTree, PyTree], index: Array) -> tuple[tuple[PyTree, PyTree], Metrics]:
-                batch = replay.take(self.replay, state.replay, index)
-                params, opt_state, metrics = ncapo.gradient_step(
-                    config, self.network, carry[0], state.target, carry[1], batch, learning_rate, train
-                )
-                return (params, opt_state), metrics
-
-            shape = (config.gradient_steps, config.batch_size)
-            return jax.lax.scan(step, carry, replay.draw(self.replay, key, iteration, shape))
-
-        carry = (state.params, state.optimiser)
-        if config.updates == "joint":
-            carry, metrics = steps("both", key, carry)
-        else:
-            carry, metrics = steps("critic", jax.random.fold_in(key, 0), carry)
-            carry = jax.lax.cond(
-                iteration % config.actor_every == 0,
-                lambda c: steps("actor", jax.random.fold_in(key, 1), c)[0],
-                lambda c: c,
-                carry,
-            )
-        params, opt_state = carry
-        finite = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(params)]
-        metrics = {name: values.mean() for name, values in metrics.items()}
-        metrics["learning_rate"] = learning_rate
-        metrics["finite"] = jnp.stack(finite).all().astype(jnp.float32)
-        target = ncapo.update_target(config, params, state.target)
-        state = replace(state, params=params, target=target, optimiser=opt_state, iteration=state.iteration + 1)
-        return state, metrics
-
     def _refuse_what_does_not_fit(self) -> None:
-        needed = self.replay.nbytes * self.n_seeds
-        free = available_memory()
+        one, setting, value = self.algorithm.memory
+        needed, free = one * self.n_seeds, available_memory()
         if free is not None and needed > 0.8 * free:
-            fits = int(self.config.replay_rollouts * 0.8 * free / needed)
             raise CapoError(
-                f"the replay needs {needed / 1e6:,.0f} MB ({self.replay.capacity} rollouts x {self.n_seeds} "
-                f"seeds) but {free / 1e6:,.0f} MB are free: set replay_rollouts to {fits} or less, "
+                f"the replay needs {needed / 1e6:,.0f} MB ({setting}={value} x {self.n_seeds} seeds) but "
+                f"{free / 1e6:,.0f} MB are free: set {setting} to {int(value * 0.8 * free / needed)} or less, "
                 "or run fewer seeds"
             )
 
 
 class JittedLearner(_Learner):
-    """NCAPO on a jitted environment: K seeds are one program."""
+    """An algorithm on a jitted environment: K seeds are one program."""
 
-    def __init__(self, env: Any, config: NCAPOConfig, n_seeds: int) -> None:
+    def __init__(self, env: Any, config: Settings, n_seeds: int) -> None:
         super().__init__(env, config, n_seeds)
         self._compiled: Any = None
         self._evaluate = jax.jit(self._evaluate_seeds, static_argnames=("episodes", "deterministic"))
@@ -270,21 +217,22 @@ class JittedLearner(_Learner):
     def _iterate(self, state: TrainState, iteration: Array) -> tuple[TrainState, Metrics]:
         """One iteration of one seed."""
         collect_key, learn_key = jax.random.split(jax.random.fold_in(state.key, iteration))
-        frames = iteration.astype(jnp.float32) * self.frames_per_iteration
-        epsilon = ncapo.epsilon_at(self.config, frames)
+        epsilon = self.algorithm.exploration(iteration.astype(jnp.float32) * self.frames_per_iteration)
         state, rollouts, episodes = self._collect(state, collect_key, epsilon)
-        state = replace(state, replay=replay.add(self.replay, state.replay, rollouts, iteration))
-        state, metrics = self._learn(state, iteration, learn_key)
-        return state, metrics | episodes | {"epsilon": epsilon}
+        state, metrics = self.algorithm.learn(state, rollouts, iteration, learn_key)
+        state = replace(state, iteration=state.iteration + 1)
+        return state, metrics | episodes | ({"epsilon": epsilon} if self.algorithm.explores else {})
 
     def _collect(self, state: TrainState, key: Array, epsilon: Array) -> tuple[TrainState, Rollout, Metrics]:
-        """One rollout of every environment, as the replay stores it, and what became of the episodes."""
-        actor = networks.part(state.params, "actor")
+        """One rollout of every environment, and what became of the episodes."""
+        algorithm = self.algorithm
+        acting = algorithm.acting(state.params)
 
-        def step(carry: Any, random: tuple[Array, Array]) -> tuple[Any, Any]:
+        def step(carry: Any, random: tuple[Array, Array, Any]) -> tuple[Any, Any]:
             env_state, obs, returns, lengths = carry
-            gumbel, env_keys = random
-            log_mu = ncapo.behaviour(networks.outputs(self.network, actor, obs), epsilon)
+            gumbel, env_keys, noise = random
+            now = algorithm.perturb(acting, noise) if algorithm.perturbs else acting
+            log_mu = algorithm.behaviour(now, obs, epsilon)
             action = (log_mu + gumbel).argmax(-1).astype(jnp.int32)  # a sample of mu
             moved = _step_and_reset(self.env, env_keys, env_state, action)
             returns, lengths = returns + moved.reward, lengths + 1
@@ -293,17 +241,16 @@ class JittedLearner(_Learner):
             row = Rollout(obs, action, moved.reward, moved.terminated, moved.truncated, taken)
             ended = (done.sum(), jnp.where(done, returns, 0).sum(), jnp.where(done, lengths, 0).sum())
             carry = (moved.env_state, moved.obs, jnp.where(done, 0, returns), jnp.where(done, 0, lengths))
-            successor = moved.successor if self.replay.successors > 1 else ()
+            successor = moved.successor if may_truncate(self.env) else ()
             return carry, (row, successor, ended)
 
         carry = (state.env_state, state.observation, state.episode_return, state.episode_length)
-        carry, (rows, successors, ended) = jax.lax.scan(step, carry, self._randomness(key))
+        carry, (rows, successors, ended) = jax.lax.scan(step, carry, self._randomness(key, acting))
         env_state, obs, returns, lengths = carry
-        if self.replay.successors == 1:
+        if not may_truncate(self.env):
             successors = obs[None]
         rows = rows._replace(obs=jnp.concatenate([rows.obs, successors]))
         rollouts = Rollout(*(jnp.moveaxis(leaf, 0, 1) for leaf in rows))
-        rollouts = rollouts._replace(obs=replay.pack(self.replay, rollouts.obs))
         state = replace(
             state, env_state=env_state, observation=obs, episode_return=returns, episode_length=lengths
         )
@@ -311,14 +258,18 @@ class JittedLearner(_Learner):
         mean = {"episode_return": total / episodes, "episode_length": steps / episodes}  # nan without any
         return state, rollouts, {"episodes": episodes} | mean
 
-    def _randomness(self, key: Array) -> tuple[Array, Array]:
-        """Gumbel noise (T, n_envs, A) and keys (T, n_envs, 2, 2) of a rollout.
+    def _randomness(self, key: Array, acting: PyTree) -> tuple[Array, Array, Any]:
+        """Gumbel noise (T, n_envs, A), keys (T, n_envs, 2, 2) and, for noisy networks, noise of a rollout.
 
         Drawn at once: every call of the generator adds about as much to the compile time as a layer does.
         """
         steps = (self.config.rollout_length, self.config.n_envs)
         gumbel_key, env_key = jax.random.split(key)
-        return jax.random.gumbel(gumbel_key, (*steps, self.env.n_actions)), jax.random.split(env_key, (*steps, 2))
+        gumbel = jax.random.gumbel(gumbel_key, (*steps, self.env.n_actions))
+        env_keys = jax.random.split(env_key, (*steps, 2))
+        if not self.algorithm.perturbs:
+            return gumbel, env_keys, ()
+        return gumbel, env_keys, self.algorithm.noise(acting, jax.random.fold_in(key, 2), steps[0])
 
     def evaluate(
         self, params: PyTree, key: Array, episodes: int, deterministic: bool = False
@@ -343,13 +294,14 @@ class JittedLearner(_Learner):
         return jax.vmap(partial(self._evaluate_seed, episodes=episodes, deterministic=deterministic))(params, keys)
 
     def _evaluate_seed(self, params: PyTree, key: Array, episodes: int, deterministic: bool) -> Array:
-        actor = networks.part(params, "actor")
+        acting = self.algorithm.acting(params)
+        best = deterministic or not self.algorithm.samples
 
         def step(carry: Any) -> Any:
             t, env_state, obs, returns, running = carry
             action_key, env_key = jax.random.split(jax.random.fold_in(key, t))
-            logits = networks.outputs(self.network, actor, obs)
-            action = logits.argmax(-1) if deterministic else jax.random.categorical(action_key, logits)
+            scores = self.algorithm.scores(acting, obs)
+            action = scores.argmax(-1) if best else jax.random.categorical(action_key, scores)
             env_keys = jax.random.split(env_key, episodes)
             env_state, obs, reward, terminated, truncated = jax.vmap(self.env.step)(
                 env_keys, env_state, action.astype(jnp.int32)
@@ -399,12 +351,11 @@ def _step_and_reset(env: Any, keys: Array, env_state: PyTree, action: Array) -> 
     )
 
 
-def _act(
-    spec: networks.NetworkSpec, params: PyTree, obs: Array, key: Array, mask: Array, deterministic: bool
-) -> Array:
-    logits = networks.outputs(spec, networks.part(params, "actor"), obs)
-    logits = jnp.where(mask, logits, -jnp.inf)
-    return logits.argmax(-1) if deterministic else jax.random.categorical(key, logits)
+def _act(algorithm: Algorithm, params: PyTree, obs: Array, key: Array, mask: Array, deterministic: bool) -> Array:
+    scores = algorithm.scores(algorithm.acting(params), obs)
+    scores = jnp.where(mask, scores, -jnp.inf)
+    best = deterministic or not algorithm.samples
+    return scores.argmax(-1) if best else jax.random.categorical(key, scores)
 
 
 def seed_keys(seeds: Sequence[int], n_seeds: int) -> Array:
@@ -442,9 +393,10 @@ def available_memory() -> int | None:
         return None
 
 
-def make_learner(env: Any, config: NCAPOConfig, n_seeds: int = 1) -> Any:
+def make_learner(env: Any, config: Settings, n_seeds: int = 1) -> Any:
     """The learner for an environment made by :func:`capo.envs.make` (or a name for it).
 
+    The type of ``config`` says which algorithm learns.
     Nothing large is allocated yet; what would not fit is refused here.
     """
     from capo import envs

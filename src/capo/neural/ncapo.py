@@ -11,22 +11,25 @@ One batch of rollouts goes through these steps, in the paper's order:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from capo.neural import networks
+from capo.neural import networks, replay
+from capo.neural.algorithm import Algorithm, Metrics, TrainState, finite, global_norm, linear
 from capo.neural.config import KL, NCAPOConfig
 from capo.neural.networks import NetworkSpec, Params
 from capo.neural.replay import Rollout
 from capo.neural.retrace import retrace
+from capo.neural.settings import Settings
 from capo.update import StepSize, coordinate_update
 
 Array = Any
 PyTree = Any
-Metrics = dict[str, Array]
+Losses = Callable[[Any, NetworkSpec, Params, Params, Rollout, str], tuple[Array, Metrics]]
 
 
 class Evaluation(NamedTuple):
@@ -110,9 +113,7 @@ def losses(
 
     logits, q, features = networks.logits_and_q(spec, params, batch.obs[:, :length])
     log_pi = jax.nn.log_softmax(logits)
-    evaluation = evaluate(
-        config, batch, *_slow_networks(config, spec, params, target, batch, logits, features), taken
-    )
+    evaluation = evaluate_by_slow_networks(config, spec, params, target, batch, logits, features)
 
     critic = jnp.mean(jnp.square(taken(q) - evaluation.returns))
     in_batch = jnp.arange(spec.n_actions) == batch.action[..., None]
@@ -136,6 +137,26 @@ def losses(
         "advantage_abs": jnp.mean(jnp.abs(evaluation.advantage)),
     }
     return loss, metrics
+
+
+def evaluate_by_slow_networks(
+    config: Any, spec: NetworkSpec, params: Params, target: Params, batch: Rollout, logits: Array, features: Array
+) -> Evaluation:
+    """:func:`evaluate` with the pi_m and Q' that the config asks for.
+
+    Args:
+        params: the networks that learn.
+        target: slow copies, see :func:`init_target`.
+        batch: (B, T) rollouts.
+        logits: (B, T, A) of the networks that learn.
+        features: (B, T, width) of their critic.
+    """
+
+    def taken(x: Array) -> Array:
+        return jnp.take_along_axis(x, batch.action[..., None], axis=-1)[..., 0]
+
+    slow = _slow_networks(config, spec, params, target, batch, logits, features)
+    return evaluate(config, batch, *slow, taken)
 
 
 def _slow_networks(
@@ -209,10 +230,11 @@ def gradient_step(
     batch: Rollout,
     learning_rate: Array,
     train: str,
+    loss: Losses = losses,
 ) -> tuple[Params, Any, Metrics]:
     """One step on one batch; see :func:`losses` for the arguments."""
-    grads, metrics = jax.grad(lambda p: losses(config, spec, p, target, batch, train), has_aux=True)(params)
-    metrics["grad_norm"] = jnp.sqrt(sum(jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(grads)))
+    grads, metrics = jax.grad(lambda p: loss(config, spec, p, target, batch, train), has_aux=True)(params)
+    metrics["grad_norm"] = global_norm(grads)
     updates, new_opt_state = optimiser(config).update(grads, opt_state)
     new_params = jax.tree.map(lambda p, u: p - learning_rate * u, params, updates)
     if train != "both":
@@ -239,11 +261,103 @@ def epsilon_at(config: NCAPOConfig, frames: Array) -> Array:
 
 def learning_rate_at(config: NCAPOConfig, frames: Array) -> Array:
     """Learning rate after ``frames``."""
-    if config.learning_rate_schedule == "constant":
-        return jnp.full((), config.learning_rate)
-    return config.learning_rate * jnp.maximum(1.0 - frames / config.horizon, 0.0)
+    return linear(config.learning_rate, config.learning_rate_schedule, frames / config.horizon)
 
 
 def behaviour(logits: Array, epsilon: Array) -> Array:
     """Log-probabilities of mu = (1 - epsilon) pi + epsilon / A, from logits (..., A)."""
     return jnp.log((1 - epsilon) * jax.nn.softmax(logits) + epsilon / logits.shape[-1])
+
+
+class NCAPOAlgorithm(Algorithm):
+    """NCAPO for the loop: a replay of rollouts, gradient steps on batches of them, slow target networks."""
+
+    name = "ncapo"
+    Config: ClassVar[type[Settings]] = NCAPOConfig
+    explores = True
+    losses: Losses = staticmethod(losses)
+
+    def init_target(self, params: Params) -> PyTree:
+        return init_target(self.config, params)
+
+    def init_optimiser(self, params: Params) -> PyTree:
+        return optimiser(self.config).init(params)
+
+    def init_replay(self) -> Rollout:
+        return replay.empty(self.rollouts)
+
+    def exploration(self, frames: Array) -> Array:
+        return epsilon_at(self.config, frames)
+
+    def behaviour(self, acting: Params, obs: Array, epsilon: Array) -> Array:
+        return behaviour(self.scores(acting, obs), epsilon)
+
+    def learn(
+        self, state: TrainState, rollouts: Rollout, iteration: Array, key: Array
+    ) -> tuple[TrainState, Metrics]:
+        config = self.config
+        packed = rollouts._replace(obs=replay.pack(self.rollouts, rollouts.obs))
+        stored = replay.add(self.rollouts, state.replay, packed, iteration)
+        learning_rate = learning_rate_at(config, self._frames(iteration))
+
+        def steps(train: str, key: Array, carry: tuple[PyTree, PyTree]) -> tuple[tuple[PyTree, PyTree], Metrics]:
+            def step(carry: tuple[PyTree, PyTree], index: Array) -> tuple[tuple[PyTree, PyTree], Metrics]:
+                batch = replay.take(self.rollouts, stored, index)
+                params, opt_state, metrics = gradient_step(
+                    config,
+                    self.network,
+                    carry[0],
+                    state.target,
+                    carry[1],
+                    batch,
+                    learning_rate,
+                    train,
+                    self.losses,
+                )
+                return (params, opt_state), metrics
+
+            shape = (config.gradient_steps, config.batch_size)
+            return jax.lax.scan(step, carry, replay.draw(self.rollouts, key, iteration, shape))
+
+        carry = (state.params, state.optimiser)
+        if config.updates == "joint":
+            carry, metrics = steps("both", key, carry)
+        else:
+            carry, metrics = steps("critic", jax.random.fold_in(key, 0), carry)
+            carry = jax.lax.cond(
+                iteration % config.actor_every == 0,
+                lambda c: steps("actor", jax.random.fold_in(key, 1), c)[0],
+                lambda c: c,
+                carry,
+            )
+        params, opt_state = carry
+        metrics = {name: values.mean() for name, values in metrics.items()}
+        metrics |= {"learning_rate": learning_rate, "finite": finite(params)}
+        target = update_target(config, params, state.target)
+        return replace(state, params=params, target=target, optimiser=opt_state, replay=stored), metrics
+
+    @property
+    def updates_per_iteration(self) -> float:
+        turns = 1.0 if self.config.updates == "joint" else 1.0 + 1.0 / self.config.actor_every
+        return float(self.config.gradient_steps * turns)
+
+    @property
+    def transitions_per_update(self) -> int:
+        return int(self.config.batch_size * self.config.rollout_length)
+
+    @property
+    def memory(self) -> tuple[int, str, int]:
+        return self.rollouts.nbytes, "replay_rollouts", self.config.replay_rollouts
+
+    def describe_learning(self, n_seeds: int) -> list[str]:
+        learnt = self.updates_per_iteration * self.transitions_per_update
+        megabytes = self.rollouts.nbytes / 1e6
+        return [
+            f"learning: {self.updates_per_iteration:g} updates an iteration, each on {self.config.batch_size} "
+            f"rollouts = {self.transitions_per_update} transitions; "
+            f"{self.updates_per_iteration / self.frames_per_iteration:.4g} updates a frame, "
+            f"replay ratio {learnt / self.frames_per_iteration:.3g} (transitions learnt from a frame)",
+            f"replay: {self.rollouts.capacity} rollouts a seed"
+            f"{' as bits' if self.rollouts.packed else ''}, {megabytes:.1f} MB a seed, "
+            f"{megabytes * n_seeds:.1f} MB in all",
+        ]

@@ -13,6 +13,7 @@ A *body* maps observations to features, a *head* features to one number per acti
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -22,7 +23,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from capo.errors import CapoError
-from capo.neural.config import NCAPOConfig
 
 Array = Any
 Params = Any  # a dict tree of arrays
@@ -42,9 +42,30 @@ class NetworkSpec:
     layer_norm: bool
     shared_trunk: bool
     precision: Literal["float32", "bfloat16"] = "float32"
+    activation: Literal["relu", "tanh"] = "relu"
+    critic_outputs: int | None = None  # numbers of the critic's head; one an action if None
+    dense_layers: int | None = None  # two without and one after a convolution if None
+
+    @property
+    def n_dense(self) -> int:
+        """Dense layers of a body."""
+        return self.dense_layers if self.dense_layers is not None else 1 if self.kind == "conv" else 2
+
+    @property
+    def n_features(self) -> int:
+        """Numbers that a body gives to the heads."""
+        return self.width if self.n_dense else self.n_flat
+
+    @property
+    def n_flat(self) -> int:
+        """Numbers that go into the first dense layer."""
+        shape = self.observation_shape
+        if self.kind == "mlp":
+            return math.prod(shape)
+        return (shape[0] - KERNEL + 1) * (shape[1] - KERNEL + 1) * self.conv_features
 
 
-def spec_for(config: NCAPOConfig, observation_shape: tuple[int, ...], n_actions: int) -> NetworkSpec:
+def spec_for(config: Any, observation_shape: tuple[int, ...], n_actions: int) -> NetworkSpec:
     """The networks for an environment; ``auto`` takes the convolution for image grids (three axes)."""
     image = len(observation_shape) == 3 and min(observation_shape[:2]) >= KERNEL
     if config.network == "conv" and not image:
@@ -60,8 +81,9 @@ def spec_for(config: NCAPOConfig, observation_shape: tuple[int, ...], n_actions:
         config.width,
         config.conv_features,
         config.layer_norm,
-        config.shared_trunk,
+        getattr(config, "shared_trunk", True),
         config.precision,
+        getattr(config, "activation", "relu"),
     )
 
 
@@ -70,13 +92,13 @@ def init(spec: NetworkSpec, rng: np.random.Generator) -> Params:
 
     Made by numpy on the host: compiling a QR factorisation takes seconds, doing it does not.
     """
-    actor = {"head": _dense(rng, spec.width, spec.n_actions, scale=0.01)}
-    critic = {"head": _dense(rng, spec.width, spec.n_actions, scale=1.0)}
+    actor = {"head": dense(rng, spec.n_features, spec.n_actions, scale=0.01)}
+    critic = {"head": dense(rng, spec.n_features, spec.critic_outputs or spec.n_actions, scale=1.0)}
     if spec.shared_trunk:
-        return {"body": _init_body(spec, rng), "actor": actor, "critic": critic}
+        return {"body": init_body(spec, rng), "actor": actor, "critic": critic}
     return {
-        "actor": {"body": _init_body(spec, rng), **actor},
-        "critic": {"body": _init_body(spec, rng), **critic},
+        "actor": {"body": init_body(spec, rng), **actor},
+        "critic": {"body": init_body(spec, rng), **critic},
     }
 
 
@@ -106,7 +128,7 @@ def outputs(spec: NetworkSpec, network: Params, obs: Array) -> Array:
 
 
 def head(spec: NetworkSpec, layer: Params, features: Array) -> Array:
-    """Features (..., width) to one number an action (..., A), float32."""
+    """Features (..., width) to the head's numbers (usually one an action), float32."""
     return _apply_dense(spec, layer, features)
 
 
@@ -118,7 +140,7 @@ def body(spec: NetworkSpec, layers: Params, obs: Array) -> Array:
         x = _convolve(spec, layers["conv"], x)
     x = x.reshape(*lead, -1)
     for layer in layers["dense"]:
-        x = _activate(layer, _apply_dense(spec, layer, x))
+        x = _activate(spec, layer, _apply_dense(spec, layer, x))
     return x
 
 
@@ -132,15 +154,15 @@ def _convolve(spec: NetworkSpec, layer: Params, x: Array) -> Array:
     """3x3 convolution without padding as one matrix product: (..., H, W, C) to (..., H-2, W-2, F)."""
     rows, columns = spec.observation_shape[0] - KERNEL + 1, spec.observation_shape[1] - KERNEL + 1
     shifts = [x[..., i : i + rows, j : j + columns, :] for i in range(KERNEL) for j in range(KERNEL)]
-    return _activate(layer, _apply_dense(spec, layer, jnp.concatenate(shifts, axis=-1)))
+    return _activate(spec, layer, _apply_dense(spec, layer, jnp.concatenate(shifts, axis=-1)))
 
 
-def _activate(layer: Params, x: Array) -> Array:
+def _activate(spec: NetworkSpec, layer: Params, x: Array) -> Array:
     if "scale" in layer:
         mean = x.mean(axis=-1, keepdims=True)
         variance = jnp.square(x - mean).mean(axis=-1, keepdims=True)
         x = (x - mean) * jax.lax.rsqrt(variance + 1e-6) * layer["scale"] + layer["shift"]
-    return jax.nn.relu(x)
+    return jax.nn.relu(x) if spec.activation == "relu" else jnp.tanh(x)
 
 
 def _apply_dense(spec: NetworkSpec, layer: Params, x: Array) -> Array:
@@ -150,27 +172,24 @@ def _apply_dense(spec: NetworkSpec, layer: Params, x: Array) -> Array:
     return product + layer["bias"]
 
 
-def _init_body(spec: NetworkSpec, rng: np.random.Generator) -> Params:
-    shape = spec.observation_shape
+def init_body(spec: NetworkSpec, rng: np.random.Generator) -> Params:
+    """Orthogonal layers of one body."""
+    layers: Params = {}
     if spec.kind == "conv":
-        patch = KERNEL * KERNEL * shape[2]
-        flat = (shape[0] - KERNEL + 1) * (shape[1] - KERNEL + 1) * spec.conv_features
-        return {
-            "conv": _hidden(spec, rng, patch, spec.conv_features),
-            "dense": [_hidden(spec, rng, flat, spec.width)],
-        }
-    flat = math.prod(shape)
-    return {"dense": [_hidden(spec, rng, flat, spec.width), _hidden(spec, rng, spec.width, spec.width)]}
+        layers["conv"] = _hidden(spec, rng, KERNEL * KERNEL * spec.observation_shape[2], spec.conv_features)
+    sizes = [spec.n_flat, *(spec.width,) * spec.n_dense]
+    layers["dense"] = [_hidden(spec, rng, n_in, n_out) for n_in, n_out in itertools.pairwise(sizes)]
+    return layers
 
 
 def _hidden(spec: NetworkSpec, rng: np.random.Generator, n_in: int, n_out: int) -> Params:
-    layer = _dense(rng, n_in, n_out, scale=math.sqrt(2))  # the gain of relu
+    layer = dense(rng, n_in, n_out, scale=math.sqrt(2))  # the gain of relu; customary for tanh too
     if spec.layer_norm:
         layer |= {"scale": np.ones(n_out, np.float32), "shift": np.zeros(n_out, np.float32)}
     return layer
 
 
-def _dense(rng: np.random.Generator, n_in: int, n_out: int, scale: float) -> dict[str, Array]:
+def dense(rng: np.random.Generator, n_in: int, n_out: int, scale: float) -> dict[str, Array]:
     """A kernel with orthonormal columns (or rows, if those are fewer) times ``scale``, and a bias of 0."""
     q, r = np.linalg.qr(rng.standard_normal((max(n_in, n_out), min(n_in, n_out))))
     q *= np.sign(np.diag(r))  # makes it uniform over the orthogonal matrices

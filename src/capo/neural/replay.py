@@ -14,8 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from capo.neural.config import NCAPOConfig
-
 Array = Any
 
 
@@ -65,13 +63,16 @@ class ReplaySpec:
 
 
 def spec_for(
-    config: NCAPOConfig, observation_shape: tuple[int, ...], observation_dtype: Any, truncates: bool
+    config: Any, observation_shape: tuple[int, ...], observation_dtype: Any, truncates: bool
 ) -> ReplaySpec:
-    """The replay for an environment; its capacity is rounded up to whole iterations."""
+    """The replay for an environment; its capacity is rounded up to whole iterations.
+
+    Settings without ``replay_rollouts`` (on-policy algorithms) keep the rollouts of one iteration.
+    """
     return ReplaySpec(
         config.n_envs,
-        -(-config.replay_rollouts // config.n_envs),
-        config.replay_clear_every,
+        -(-getattr(config, "replay_rollouts", 1) // config.n_envs),
+        getattr(config, "replay_clear_every", 0),
         config.rollout_length,
         config.rollout_length if truncates else 1,
         tuple(observation_shape),

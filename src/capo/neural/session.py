@@ -13,6 +13,7 @@ import numpy as np
 from capo.errors import CapoError
 from capo.neural import checkpoint
 from capo.neural.checkpoint import DiskError
+from capo.neural.host import EnvironmentFailed
 from capo.neural.progress import Reporter
 from capo.neural.run import Interrupted, Interrupts, Interval, RunFolder
 from capo.neural.training import Diverged, Part, Rows, Training
@@ -94,6 +95,12 @@ class Session:
     def _advance(self, part: Part) -> Rows:
         try:
             return self.training.advance(part)
+        except EnvironmentFailed as error:
+            frames = part.iteration * int(self.training.learner.frames_per_iteration)
+            folder = f"; the newest checkpoint is {self.last}" if self.last else ""
+            raise EnvironmentFailed(
+                f"{error}. The agent keeps what it learned up to frame {frames:,}{folder}"
+            ) from error.__cause__
         except Diverged as error:
             kept = f"The last good checkpoint is {self.last}" if self.last else "No checkpoint was kept"
             raise Diverged(

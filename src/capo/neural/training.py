@@ -62,8 +62,13 @@ class Training:
 
     def start(self) -> None:
         """Make the initial state of the first seeds, if there is none yet."""
-        if self.parts[0].state is None:
-            self.parts[0].state = self.learner.init(self.parts[0].seeds)
+        self._start(self.parts[0])
+
+    def _start(self, part: Part) -> None:
+        if part.state is None:
+            if part.iteration:  # a new state would be an untrained one under a trained one's name
+                raise _lost()
+            part.state = self.learner.init(part.seeds)
 
     def chunk(self, part: Part) -> int:
         """Iterations to the next log point of ``part``, or to the target."""
@@ -71,15 +76,18 @@ class Training:
 
     def advance(self, part: Part) -> Rows:
         """Run one chunk of ``part``; returns its log point."""
-        if part.state is None:
-            if part.iteration:
-                raise CapoError("the training state was lost when learn() was stopped half-way: load a checkpoint")
-            part.state = self.learner.init(part.seeds)
+        self._start(part)
         iterations = self.chunk(part)
         start = time.perf_counter()
         # The learner takes the state's memory for its result: if it fails there is no state.
         state, part.state = part.state, None
-        part.state, metrics = self.learner.run(state, iterations)
+        try:
+            part.state, metrics = self.learner.run(state, iterations)
+        except BaseException:
+            part.state = self.learner.take_kept()
+            if part.state is not None:  # after whole iterations, perhaps fewer than asked for
+                part.iteration = int(np.asarray(part.state.iteration)[0])
+            raise
         seconds = time.perf_counter() - start
         self.elapsed += seconds
         first = part.iteration + 1
@@ -117,7 +125,8 @@ class Training:
 
     def _check_finite(self, part: Part, metrics: Mapping[str, Any], first: int) -> None:
         """Raise if a loss is not finite or the learner saw a parameter that is not."""
-        watched = {name: np.asarray(metrics[name]) for name in ("actor_loss", "critic_loss", "grad_norm")}
+        losses = ("actor_loss", "critic_loss", "grad_norm")  # an algorithm without an actor has no first one
+        watched = {name: np.asarray(metrics[name]) for name in losses if name in metrics}
         bad = np.asarray(metrics["finite"]) == 0
         for values in watched.values():
             bad = bad | ~np.isfinite(values)
@@ -144,7 +153,15 @@ class Training:
     # To disk and back -------------------------------------------------------------------------------------
 
     def tree(self) -> PyTree:
-        """All arrays a checkpoint has to hold."""
+        """All arrays a checkpoint has to hold.
+
+        Raises:
+            CapoError: if they are not those of the iteration that the seeds are said to be at.
+        """
+        for part in self.parts:
+            reached = 0 if part.state is None else int(np.asarray(part.state.iteration)[0])
+            if reached != part.iteration:
+                raise _lost()
         return {str(index): part.state for index, part in enumerate(self.parts) if part.state is not None}
 
     def content(self) -> dict[str, Any]:
@@ -172,6 +189,13 @@ class Training:
     def _shapes(self, part: Part) -> PyTree:
         """The structure of a state, which the learner alone knows, without making one."""
         return jax.eval_shape(lambda: self.learner.init(part.seeds))
+
+
+def _lost() -> CapoError:
+    return CapoError(
+        "the training state was lost when learn() was stopped half-way; go on from a checkpoint: load a saved "
+        "agent, or `capo resume DIR` for the folder of a run"
+    )
 
 
 def _order(column: str) -> tuple[int, str]:

@@ -31,13 +31,13 @@ def training_curve(rows: Sequence[dict[str, float]]) -> tuple[Any, dict[int, Any
     curves = {int(row["seed"]): np.full(len(frames), np.nan) for row in rows}
     for row in rows:
         curves[int(row["seed"])][place[row["frames"]]] = row["episode_return"]
-    # About a fiftieth of the run: enough to read a noisy curve, too little to shift it visibly.
-    window = max(1, len(frames) // 50)
-    return frames, {seed: _smooth(curve, window) for seed, curve in curves.items()}
+    return frames, {seed: smooth(curve) for seed, curve in curves.items()}
 
 
-def _smooth(curve: Any, window: int) -> Any:
-    """Mean of the last ``window`` values that exist, at every point."""
+def smooth(curve: Any) -> Any:
+    """Mean of the values that exist over the last fiftieth of the run, at every point: (n,) -> (n,)."""
+    # Enough to read a noisy curve, too little to shift it visibly.
+    window = max(1, len(curve) // 50)
     known = ~np.isnan(curve)
     totals = np.concatenate([[0.0], np.cumsum(np.where(known, curve, 0.0))])
     counts = np.concatenate([[0], np.cumsum(known)])

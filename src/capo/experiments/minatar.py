@@ -1,0 +1,500 @@
+"""The main figure: five algorithms on the five MinAtar games, many seeds, the paper's curves beside ours.
+
+Every (game, algorithm) trains its seeds as one program in a run's folder of its own under ``runs/``, and ends as
+one small results file ``<game>-<algorithm>.json`` with every seed's curve. What is finished is not repeated, and
+what is half-finished goes on: the same command again continues. Tables and figures come from the results alone.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from capo.errors import CapoError, unknown_name
+from capo.experiments.common import text_table
+from capo.files import prepare_folder, write_atomically
+from capo.report import figures, folders, paper, statistics
+from capo.report.folders import GAMES, Record
+from capo.report.page import NAMES
+
+if TYPE_CHECKING:
+    from capo.neural.agent import Agent
+
+DATA = ("*-*.json",)
+CONTINUES = True  # a second run goes on with the first: a quick one needs a folder of its own
+ALGORITHMS = tuple(NAMES)
+COLOURS = dict(zip(ALGORITHMS, (figures.HIGHLIGHT, "#0072B2", "#009E73", "#CC79A7", "#E69F00"), strict=True))
+EVALUATIONS = "evaluations.csv"  # in a run's folder, beside metrics.csv
+POINTS = 100  # of a stored training curve
+
+Say = Callable[[str], None]
+Entry = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much of it to do."""
+
+    frames: int = 10_000_000  # the paper's
+    seeds: int = 10
+    preset: str = "default"
+    evaluations: int = 20  # on the way, evenly
+    episodes: int = 30  # of each of those; the paper's
+    final_episodes: int = 100
+    quick: bool = False
+
+
+# The same episodes for all evaluations: most of the time of so short a run is compiling.
+QUICK = Plan(frames=10_000, seeds=2, preset="cpu", evaluations=4, episodes=10, final_episodes=10, quick=True)
+
+QUICK_NOTE = "QUICK run: far too few frames and seeds to compare with the paper."
+
+
+def run(
+    out: Path,
+    quick: bool = False,
+    progress: bool = True,
+    *,
+    games: Sequence[str] | None = None,
+    algos: Sequence[str] | None = None,
+    frames: int | None = None,
+    seeds: int | None = None,
+    preset: str | None = None,
+) -> None:
+    """Train what is missing and write the results files into ``out``."""
+    say: Say = (
+        (lambda text: print(f"minatar: {text}", file=sys.stderr, flush=True)) if progress else lambda _: None
+    )
+    chosen_games, chosen = choose_games(games), choose_algorithms(algos, say)
+    start = QUICK if quick else Plan()
+    plan = Plan(
+        frames or start.frames,
+        seeds or start.seeds,
+        preset or start.preset,
+        start.evaluations,
+        start.episodes,
+        start.final_episodes,
+        quick,
+    )
+    jobs = [Job(out, game, algorithm, plan) for game in chosen_games for algorithm in chosen]
+    todo = [job for job in jobs if job.missing()]  # also refuses results of other settings before any work
+    say(
+        f"{len(jobs)} of (game, algorithm), {plan.seeds} seeds of {plan.frames:,} frames each; "
+        f"{len(jobs) - len(todo)} finished already"
+    )
+    for index, job in enumerate(todo, 1):
+        say(f"{index} of {len(todo)}: {job.algorithm} on {job.game}, seeds {', '.join(map(str, job.missing()))}")
+        try:
+            job.finish(say, progress)
+        except KeyboardInterrupt:
+            say("stopped; nothing is lost: the same command goes on from here")
+            raise
+
+
+def choose_games(given: Sequence[str] | None) -> list[str]:
+    """Games by name, ``minatar-`` and hyphens allowed; all five if none is given."""
+    names = [name.removeprefix("minatar-").replace("-", "_").lower() for name in _split(given)]
+    for name in names:
+        if name not in GAMES:
+            raise unknown_name("game", name, GAMES)
+    return list(dict.fromkeys(names)) or list(GAMES)
+
+
+def choose_algorithms(given: Sequence[str] | None, say: Say) -> list[str]:
+    """Algorithms by name, those that this version has; says which it has not."""
+    names = [name.lower().replace("-", "") for name in _split(given)]
+    for name in names:
+        if name not in ALGORITHMS:
+            raise unknown_name("algorithm", name, ALGORITHMS)
+    from capo.neural.agent import ALGORITHMS as REGISTERED
+
+    wanted = list(dict.fromkeys(names)) or list(ALGORITHMS)
+    missing = [name for name in wanted if name not in REGISTERED]
+    if missing == wanted:
+        raise CapoError(f"not in this version of capo: {', '.join(missing)}; it has {', '.join(REGISTERED)}")
+    if missing:
+        say(f"not in this version of capo, left out: {', '.join(missing)}")
+    return [name for name in wanted if name in REGISTERED]
+
+
+def _split(given: Sequence[str] | None) -> list[str]:
+    return [name for part in given or () for name in part.split(",") if name]
+
+
+def environment(game: str) -> str:
+    """The name of a game's environment."""
+    return f"minatar-{game}"
+
+
+# --- training -------------------------------------------------------------------------------------------------
+
+
+class Job:
+    """The seeds of one algorithm on one game."""
+
+    def __init__(self, out: Path, game: str, algorithm: str, plan: Plan) -> None:
+        self.out, self.game, self.algorithm, self.plan = out, game, algorithm, plan
+        self.file = out / f"{game}-{algorithm}.json"
+        self.env = environment(game)
+
+    def missing(self) -> list[int]:
+        """Seeds that no results file holds yet."""
+        done = {entry["seed"] for entry in self._stored().get("seeds", ())}
+        return [seed for seed in range(self.plan.seeds) if seed not in done]
+
+    def _stored(self) -> dict[str, Any]:
+        """The results file; empty if there is none, or if it is damaged (the runs' folders can make it again)."""
+        try:
+            folders.read_result(self.file)
+        except folders.Unreadable:
+            return {}
+        stored: dict[str, Any] = json.loads(self.file.read_text())
+        wanted = self._what()
+        other = [
+            f"{key} {stored.get(key)!r}, not {value!r}"
+            for key, value in wanted.items()
+            if stored.get(key) != value
+        ]
+        if other:
+            raise CapoError(
+                f"{self.file}: holds results of other settings ({'; '.join(other)}): give another --out"
+            )
+        return stored
+
+    def _what(self) -> dict[str, Any]:
+        """What has to be the same for seeds to be put together."""
+        return {"env": self.env, "algorithm": self.algorithm, "preset": self.preset, "frames": self.plan.frames}
+
+    @cached_property
+    def preset(self) -> str:
+        """The plan's preset; a quick run takes ``default`` where an algorithm has no ``cpu``."""
+        from capo.neural.agent import algorithm
+
+        if self.plan.preset == "cpu" and self.plan.quick:
+            try:
+                algorithm(self.algorithm)(self.env, "cpu")
+            except CapoError:
+                return "default"
+        return self.plan.preset
+
+    def finish(self, say: Say, progress: bool) -> None:
+        """Train what is missing: first the runs that were interrupted, then the rest as one program."""
+        prepare_folder(self.out)
+        for path, seeds in self._interrupted():
+            if set(seeds) <= set(self.missing()):
+                say(f"going on with {path}")
+                self._train(path, seeds, progress)
+        seeds = self.missing()
+        if seeds:
+            self._train(self._folder(seeds), seeds, progress)
+
+    def _stem(self) -> str:
+        return f"{self.game}-{self.algorithm}-{self.preset}-{self.plan.frames}-seeds-"
+
+    def _folder(self, seeds: Sequence[int]) -> Path:
+        return self.out / "runs" / f"{self._stem()}{seeds[0]}-{seeds[-1]}"
+
+    def _interrupted(self) -> list[tuple[Path, list[int]]]:
+        from capo.neural.run import CONFIG, read_config
+
+        found = sorted((self.out / "runs").glob(f"{self._stem()}*"))
+        return [(path, read_config(path)["seeds"]) for path in found if (path / CONFIG).is_file()]
+
+    def _train(self, path: Path, seeds: Sequence[int], progress: bool) -> None:
+        from capo.neural.agent import algorithm
+        from capo.neural.evaluation import Evaluation
+        from capo.neural.run import EVALUATION, read_config, write_json
+
+        kind = algorithm(self.algorithm)
+        if folders.is_run(path):
+            agent = kind.resume(path)
+            left = agent.frames_left
+        else:
+            agent = kind(self.env, self.preset, seeds=seeds, out=path, keep=1)
+            left = self.plan.frames
+        log = EvaluationLog(path / EVALUATIONS, self.plan, agent.frames)
+        if left:
+            agent.learn(left, progress_bar=progress, callback=log)
+        final = evaluate(agent, self.plan.final_episodes, seed=1)
+        write_json(path / EVALUATION, Evaluation(final, tuple(agent.seeds), False, agent.frames).to_dict())
+        self._store(agent, read_config(path), folders.read_run(path), log.rows(), final)
+
+    def _store(
+        self, agent: Agent, config: dict[str, Any], trained: Record, rows: list[dict[str, float]], final: Any
+    ) -> None:
+        """Add the seeds of a finished run to the results file."""
+        stored = self._stored()
+        entries: list[Entry] = []
+        for index, seed in enumerate(agent.seeds):
+            own = [row for row in rows if row["seed"] == seed]
+            entries.append(
+                {
+                    "seed": seed,
+                    "training": _thin(*trained.training[seed]),
+                    "evaluation": _curve([row["frames"] for row in own], [row["return"] for row in own]),
+                    "final_returns": _rounded(final[index]),
+                }
+            )
+        program = {
+            "seeds": list(agent.seeds),
+            "wall_seconds": round(agent._ready().elapsed, 1),
+            **{key: config[key] for key in ("versions", "commit", "hardware", "started")},
+        }
+        write_result(
+            self.file,
+            {
+                "experiment": "minatar",
+                "format": folders.FORMAT,
+                "game": self.game,
+                **self._what(),
+                "frames_trained": agent.frames,  # whole iterations
+                "quick": self.plan.quick,
+                "protocol": self._protocol(agent),
+                "config": config["config"],
+                "programs": [*stored.get("programs", ()), program],
+                "seeds": sorted([*stored.get("seeds", ()), *entries], key=lambda entry: int(entry["seed"])),
+            },
+        )
+
+    def _protocol(self, agent: Agent) -> dict[str, str]:
+        """How everything was measured, in words: for the file, the table and the page."""
+        plan = self.plan
+        learner = agent._ready().learner
+        sampled = getattr(getattr(learner, "algorithm", None), "samples", True)
+        how = "actions sampled from the policy" if sampled else "the best action"
+        return {
+            "Evaluation curve": f"every {plan.frames // plan.evaluations:,} frames (at the next log point), "
+            f"{plan.episodes} whole episodes of each seed, {how}, no epsilon",
+            "Final score": f"{plan.final_episodes} whole episodes of each seed, {how}, no epsilon",
+            "Training curve": folders.training_protocol(agent.config.to_dict()),
+            "Sticky actions": folders.sticky(self.env),
+        }
+
+
+class EvaluationLog:
+    """Evaluates on the way and appends to a CSV file; a callback of :meth:`Agent.learn`.
+
+    Args:
+        path: the file; rows after ``frames`` are dropped, since a resumed run makes them again.
+        plan: how often, and how many episodes.
+        frames: that the agent has behind it.
+    """
+
+    def __init__(self, path: Path, plan: Plan, frames: int) -> None:
+        self.path = path
+        self._every = max(1, plan.frames // plan.evaluations)
+        self._episodes = plan.episodes
+        self._rows = [row for row in self._read() if row["frames"] <= frames]
+        self._done = frames // self._every
+
+    def _read(self) -> list[dict[str, float]]:
+        if not self.path.exists():
+            return []
+        with self.path.open(newline="") as file:
+            return [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
+
+    def rows(self) -> list[dict[str, float]]:
+        """All rows: ``seed``, ``frames``, ``return``."""
+        return self._rows
+
+    def __call__(self, agent: Agent, rows: Sequence[dict[str, float]]) -> None:
+        frames = int(rows[0]["frames"])
+        if frames // self._every == self._done:
+            return
+        self._done = frames // self._every
+        returns = evaluate(agent, self._episodes, seed=frames).mean(axis=1)
+        for seed, value in zip(agent.seeds, returns, strict=True):
+            self._rows.append({"seed": seed, "frames": frames, "return": float(value)})
+        lines = [f"{int(row['seed'])},{int(row['frames'])},{row['return']:.6g}" for row in self._rows]
+        text = "\n".join(["seed,frames,return", *lines, ""])
+        write_atomically(self.path, lambda file: file.write(text.encode()))
+
+
+def evaluate(agent: Agent, episodes: int, seed: int) -> Any:
+    """Returns (seeds, episodes) of whole episodes, all seeds as one program, without exploration."""
+    import jax
+
+    training = agent._ready()
+    state = training.parts[0].state
+    returns = training.learner.evaluate_all(state, jax.random.PRNGKey(seed), episodes)
+    return np.asarray(returns, np.float64)
+
+
+def _thin(frames: Any, returns: Any) -> dict[str, list[Any]]:
+    grid = statistics.common_grid([(frames, returns)], POINTS)
+    return _curve(grid, statistics.on_grid(frames, returns, grid))
+
+
+def _curve(frames: Any, returns: Any) -> dict[str, list[Any]]:
+    return {"frames": [int(frame) for frame in frames], "returns": _rounded(returns)}
+
+
+def _rounded(values: Any) -> list[float | None]:
+    return [None if math.isnan(value) else float(f"{value:.5g}") for value in values]
+
+
+def write_result(path: Path, content: dict[str, Any]) -> None:
+    """A results file: JSON with one line for each entry and each seed, so that changes can be read in a diff."""
+    lines = []
+    for key, value in content.items():
+        text = json.dumps(value, allow_nan=False)
+        if isinstance(value, list):
+            text = "[\n" + ",\n".join("  " + json.dumps(one, allow_nan=False) for one in value) + "\n]"
+        lines.append(f"{json.dumps(key)}: {text}")
+    whole = "{\n" + ",\n".join(lines) + "\n}\n"
+    write_atomically(path, lambda file: file.write(whole.encode()))
+
+
+# --- what is printed and drawn --------------------------------------------------------------------------------
+
+
+def read(folder: Path) -> tuple[dict[tuple[str, str], Record], list[str]]:
+    """Every readable results file by (game, algorithm), and what is missing or damaged, in words.
+
+    Raises:
+        CapoError: if there is no finished seed at all.
+    """
+    found: dict[tuple[str, str], Record] = {}
+    notes: list[str] = []
+    for game in GAMES:
+        for algorithm in ALGORITHMS:
+            file = folder / f"{game}-{algorithm}.json"
+            if not file.exists():
+                continue
+            try:
+                record = folders.read_result(file)
+            except folders.Unreadable as error:
+                notes.append(f"{file}: {error}; left out")
+                continue
+            notes += record.problems
+            if record.finals:
+                found[game, algorithm] = record
+            else:
+                notes.append(f"{file}: has no finished seed; left out")
+    if not found:
+        detail = "; ".join(notes) or "no results files"
+        raise CapoError(f"{folder}: there is no finished seed ({detail}); run without --draw-only first")
+    games, algorithms = ({key[i] for key in found} for i in (0, 1))
+    gaps = [
+        f"{a} on {g}" for g in GAMES for a in ALGORITHMS if g in games and a in algorithms and (g, a) not in found
+    ]
+    if gaps:
+        notes.append(f"no results of {', '.join(gaps)}")
+    lengths = {record.frames for record in found.values()}
+    if len(lengths) > 1:
+        notes.append(
+            f"runs of different lengths: {', '.join(f'{n:,}' for n in sorted(filter(None, lengths)))} frames"
+        )
+    return found, notes
+
+
+def report(folder: Path) -> str:
+    """The final table, from the files in ``folder``."""
+    found, notes = read(folder)
+    parts = [QUICK_NOTE] if any(record.quick for record in found.values()) else []
+    for game in (game for game in GAMES if any(key[0] == game for key in found)):
+        rows = []
+        for algorithm in ALGORITHMS:
+            record = found.get((game, algorithm))
+            if record is None:
+                continue
+            finals = np.array(list(record.finals.values()))
+            iqm = statistics.stratified_bootstrap([finals], statistics.aggregate_iqm)
+            mean = statistics.stratified_bootstrap([finals], statistics.aggregate_mean)
+            std = f"{finals.std(ddof=1):.2f}" if len(finals) > 1 else "-"
+            theirs = paper.final(f"minatar-{game}", algorithm)
+            rows.append(
+                [
+                    NAMES[algorithm],
+                    len(finals),
+                    f"{record.frames:,}",
+                    _interval(iqm),
+                    _interval(mean),
+                    std,
+                    f"{finals.min():.2f} - {finals.max():.2f}",
+                    "-" if theirs is None else f"{theirs:.1f}",
+                ]
+            )
+        header = ["", "seeds", "frames", "IQM [95 %]", "mean [95 %]", "std", "lowest - highest", "paper, 10 M"]
+        parts.append(text_table(game, header, rows))
+    protocols: dict[str, list[str]] = {}
+    for (_, algorithm), record in found.items():
+        names = protocols.setdefault(record.protocol_line("Final score"), [])
+        names += [NAMES[algorithm]] if NAMES[algorithm] not in names else []
+    scores = [f"{how} ({', '.join(names)})" if len(protocols) > 1 else how for how, names in protocols.items()]
+    closing = [f"Scores: {text}." for text in scores]
+    closing.append("Intervals: percentile bootstrap over seeds; with fewer than five seeds they are too narrow.")
+    closing += [f"Note: {note}" for note in notes]
+    return "\n\n".join([*parts, "\n".join(closing)])
+
+
+def _interval(found: statistics.Estimate) -> str:
+    return f"{found.value:.2f} [{found.low:.2f}, {found.high:.2f}]"
+
+
+def draw(folder: Path, out: Path) -> list[Path]:
+    """minatar.png from the files in ``folder``: mean and 0.5 std as in the paper, and interquartile mean."""
+    found, _ = read(folder)
+    games = [game for game in GAMES if any(key[0] == game for key in found)]
+    algorithms = [algorithm for algorithm in ALGORITHMS if any(key[1] == algorithm for key in found)]
+    path = out / "minatar.png"
+    width = max(3.1 * len(games), 6.2)
+    with figures.figure(path, 2, len(games), (width, 6.4), squeeze=False, sharex="col", sharey="col") as (
+        drawing,
+        axes,
+    ):
+        for column, game in enumerate(games):
+            own = {name: found[game, name] for name in algorithms if (game, name) in found}
+            last = max(max(frames[-1] for frames, _ in _drawn(record).values()) for record in own.values())
+            for algorithm in algorithms:
+                if algorithm in own:
+                    _draw_curves(axes[:, column], algorithm, own[algorithm])
+                _draw_paper(axes[:, column], game, algorithm, last)
+            absent = [NAMES[algorithm] for algorithm in algorithms if (game, algorithm) not in found]
+            top = axes[0, column]
+            top.set_title(game.replace("_", " ").title() + (f"\n(no {', '.join(absent)})" if absent else ""))
+            axes[1, column].set_xlabel("frames")
+            axes[1, column].set_xlim(0, last)
+            axes[1, column].xaxis.set_major_formatter(lambda value, _: _short(value))
+        axes[0, 0].set_ylabel("mean ± 0.5 std")
+        axes[1, 0].set_ylabel("interquartile mean, 95 % interval")
+        figures.legend_below(drawing, list(axes.flat), columns=len(algorithms))
+    return [path]
+
+
+def _drawn(record: Record) -> dict[int, folders.Curve]:
+    return record.evaluation or record.training
+
+
+def _draw_curves(axes: Any, algorithm: str, record: Record) -> None:
+    """One algorithm in both panels of a game."""
+    summary = statistics.summarise_curves(list(_drawn(record).values()))
+    half = 0.5 * summary.std
+    bands = ((summary.mean, summary.mean - half, summary.mean + half), (summary.iqm, summary.low, summary.high))
+    for axis, (middle, low, high) in zip(axes, bands, strict=True):
+        axis.fill_between(summary.frames, low, high, color=COLOURS[algorithm], alpha=0.18, linewidth=0)
+        axis.plot(summary.frames, middle, color=COLOURS[algorithm], label=NAMES[algorithm])
+
+
+def _draw_paper(axes: Any, game: str, algorithm: str, last: float) -> None:
+    """The paper's curve as far as ours go."""
+    curve = paper.of_environment(f"minatar-{game}").get(algorithm)
+    if curve is None or curve[0][0] > last:
+        return
+    frames, returns = (values[curve[0] <= last] for values in curve)
+    style = {"color": COLOURS[algorithm], "linestyle": "--", "linewidth": 1.1}
+    for axis in axes:
+        axis.plot(frames, returns, **style, label=f"{NAMES[algorithm]}, paper")
+
+
+def _short(value: float) -> str:
+    return f"{value / 1e6:g}M" if value >= 1e6 else f"{value / 1e3:g}k" if value >= 1e3 else f"{value:g}"

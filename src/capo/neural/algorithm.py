@@ -1,0 +1,180 @@
+"""What the loop needs to know of an algorithm, and the state that a run is.
+
+The loop steps environments, counts episodes, vmaps over seeds and keeps time; an :class:`Algorithm` says how
+to act and what to learn from the rollouts of an iteration. All of its methods are pure functions of their
+arguments, written for one seed.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from capo.envs.protocol import may_truncate
+from capo.neural import networks, replay
+from capo.neural.networks import NetworkSpec, Params
+from capo.neural.replay import ReplaySpec, Rollout
+from capo.neural.settings import Settings
+
+Array = Any
+PyTree = Any
+Metrics = dict[str, Array]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TrainState:
+    """Everything a run is, with a leading axis of K seeds on every leaf."""
+
+    params: PyTree
+    target: PyTree  # slow copies of networks; empty where the algorithm has none
+    optimiser: PyTree
+    replay: PyTree  # what is kept of earlier iterations; empty where the algorithm learns on-policy
+    env_state: PyTree  # (K, n_envs, ...); empty where the host steps the environment
+    observation: Array  # (K, n_envs, *observation_shape)
+    episode_return: Array  # (K, n_envs) so far in the running episodes
+    episode_length: Array  # (K, n_envs)
+    iteration: Array  # (K,) int32, the same for all seeds
+    key: Array  # (K, 2) uint32, the seed's key; never changes
+
+
+class Algorithm(ABC):
+    """One algorithm with its settings, on one environment.
+
+    Attributes:
+        network: what the networks look like.
+        rollouts: shapes of the rollouts of an iteration.
+    """
+
+    name: ClassVar[str]
+    Config: ClassVar[type[Settings]]
+    explores: ClassVar[bool] = False  # whether exploration follows a schedule, logged as "epsilon"
+    samples: ClassVar[bool] = True  # whether the policy is stochastic; if not, the best action is always taken
+
+    def __init__(self, config: Any, env: Any) -> None:
+        self.config = config
+        self.network = self._network(tuple(env.observation_shape), int(env.n_actions))
+        self.rollouts: ReplaySpec = replay.spec_for(
+            config, env.observation_shape, env.observation_dtype, may_truncate(env)
+        )
+        self.frames_per_iteration: int = config.n_envs * config.rollout_length
+
+    def _network(self, observation_shape: tuple[int, ...], n_actions: int) -> NetworkSpec:
+        return networks.spec_for(self.config, observation_shape, n_actions)
+
+    # The state --------------------------------------------------------------------------------------------
+
+    def init_params(self, rng: np.random.Generator) -> Params:
+        """Networks of one seed, as numpy arrays."""
+        return networks.init(self.network, rng)
+
+    def init_target(self, params: Params) -> PyTree:
+        """Slow copies of the networks."""
+        del params
+        return ()
+
+    @abstractmethod
+    def init_optimiser(self, params: Params) -> PyTree:
+        """The optimiser's state."""
+
+    def init_replay(self) -> PyTree:
+        """What is kept of earlier iterations, with nothing in it yet."""
+        return ()
+
+    # Acting -----------------------------------------------------------------------------------------------
+
+    def acting(self, params: Params) -> Params:
+        """The part of the networks that :meth:`scores` and :meth:`behaviour` need."""
+        return networks.part(params, "actor")
+
+    def scores(self, acting: Params, obs: Array) -> Array:
+        """(..., A) for observations: logits if the policy is stochastic, else values; the best is the largest."""
+        return networks.outputs(self.network, acting, obs)
+
+    @property
+    def perturbs(self) -> bool:
+        """Whether noise is added to the networks at every step."""
+        return False
+
+    def noise(self, acting: Params, key: Array, steps: int) -> Array:
+        """Noise of ``steps`` steps, (steps, ...), for :meth:`perturb`."""
+        raise NotImplementedError
+
+    def perturb(self, acting: Params, noise: Array) -> Params:
+        """The networks with the noise of one step."""
+        raise NotImplementedError
+
+    def exploration(self, frames: Array) -> Array:
+        """Epsilon after ``frames``."""
+        del frames
+        return jnp.zeros(())
+
+    @abstractmethod
+    def behaviour(self, acting: Params, obs: Array, epsilon: Array) -> Array:
+        """Log-probabilities (..., A) of the actions while training."""
+
+    # Learning ---------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def learn(
+        self, state: TrainState, rollouts: Rollout, iteration: Array, key: Array
+    ) -> tuple[TrainState, Metrics]:
+        """Everything that follows the collection of an iteration's rollouts, for one seed.
+
+        Args:
+            state: of one seed; its environment has been stepped already.
+            rollouts: (n_envs, T) of this iteration, observations as the environment gives them.
+            iteration: the number of this iteration, the same for all seeds (a branch on it stays a branch).
+            key: random, of this iteration.
+
+        Returns:
+            The state with the networks, optimiser and replay moved on, and scalars to log; among them
+            ``grad_norm`` and ``critic_loss``.
+        """
+
+    # What a run says about itself -------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def updates_per_iteration(self) -> float:
+        """Gradient steps an iteration, on average."""
+
+    @property
+    @abstractmethod
+    def transitions_per_update(self) -> int:
+        """Transitions in the batch of one gradient step."""
+
+    @property
+    def memory(self) -> tuple[int, str, int]:
+        """Bytes that one seed keeps of earlier iterations, the setting that decides it, and its value."""
+        return 0, "", 0
+
+    @abstractmethod
+    def describe_learning(self, n_seeds: int) -> list[str]:
+        """Two lines or so: batches, updates, memory."""
+
+    def _frames(self, iteration: Array) -> Array:
+        return iteration.astype(jnp.float32) * self.frames_per_iteration
+
+
+def finite(params: Params) -> Array:
+    """1.0 if every parameter is a finite number, else 0.0: the guard of the loop."""
+    each = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(params)]
+    return jnp.stack(each).all().astype(jnp.float32)
+
+
+def global_norm(grads: Params) -> Array:
+    """Length of the gradient."""
+    return jnp.sqrt(sum(jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(grads)))
+
+
+def linear(start: float, schedule: str, progress: Array) -> Array:
+    """A value that falls to 0 while ``progress`` goes from 0 to 1, or stays."""
+    if schedule == "constant":
+        return jnp.full((), start)
+    return start * jnp.maximum(1.0 - progress, 0.0)

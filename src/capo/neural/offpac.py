@@ -1,0 +1,231 @@
+"""Off-PAC: NCAPO's replay and Retrace critic, with the importance-weighted policy gradient for the actor.
+
+    ratio = pi(a|s) / mu(a|s), mu the fixed policy that acts (uniform)
+    grad = mean(ratio Q(s, a) grad log pi(a|s))
+
+Q is the paper's equation; the authors' program has the advantage A = Q - V in its place (``weight``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Self
+
+import jax
+import jax.numpy as jnp
+
+from capo.neural import ncapo, networks
+from capo.neural.algorithm import Metrics
+from capo.neural.config import TargetCritic, TargetFrom, Updates
+from capo.neural.ncapo import NCAPOAlgorithm
+from capo.neural.networks import NetworkSpec, Params
+from capo.neural.replay import Rollout
+from capo.neural.settings import Network, Optimiser, Precision, Schedule, Settings, is_minatar
+
+Array = Any
+Behaviour = Literal["uniform", "policy"]
+Weight = Literal["q", "advantage"]
+
+
+@dataclass(frozen=True)
+class OffPACConfig(Settings):
+    """All settings of Off-PAC. Frames are environment steps of one seed, over all its environments."""
+
+    PRESETS: ClassVar[tuple[str, ...]] = ("paper", "official", "default", "cpu")
+
+    horizon: int = 1_000_000
+    """Frames over which the epsilon and learning-rate schedules run; later frames use the final values."""
+    n_envs: int = 40
+    """Environments a seed steps together; each gives one rollout an iteration."""
+    rollout_length: int = 20
+    """Steps of one rollout; rollouts go on across episode ends."""
+    batch_size: int = 32
+    """Rollouts in the batch of one gradient step."""
+    gradient_steps: int = 30
+    """Gradient steps an iteration (of the critic and of the actor each, if updates are separate)."""
+    replay_rollouts: int = 6400
+    """Rollouts kept in the replay; rounded up to a multiple of n_envs."""
+    replay_clear_every: int = 0
+    """Empty the replay every so many iterations; 0 never does."""
+    behaviour: Behaviour = "uniform"
+    """Who acts while training: uniform (all actions alike, for ever), or policy: pi itself with epsilon."""
+    weight: Weight = "advantage"
+    """What multiplies ratio * grad log pi: q (the paper's equation) or advantage (the authors' program)."""
+    max_ratio: float = 0.0
+    """Largest importance ratio; 0 leaves it as it is (at most the number of actions if mu is uniform)."""
+    gamma: float = 0.99
+    """Discount of future rewards."""
+    retrace_lambda: float = 1.0
+    """Lambda of Retrace: 0 looks one step ahead, 1 down the whole rollout."""
+    learning_rate: float = 5e-4
+    """Learning rate at the start."""
+    learning_rate_schedule: Schedule = "constant"
+    """constant, or linear: down to 0 at the horizon."""
+    optimiser: Optimiser = "adam"
+    """adam or rmsprop; one for actor and critic together."""
+    optimiser_epsilon: float = 1e-5
+    """Added to the root of the second moment in the optimiser."""
+    optimiser_decay: float = 0.99
+    """Decay of the second moment of rmsprop (adam uses 0.9 and 0.999)."""
+    max_grad_norm: float = 0.8
+    """Gradients longer than this are scaled down to it."""
+    network: Network = "auto"
+    """mlp (two layers), conv (16 filters of 3x3, then one layer), or auto: conv for image grids."""
+    width: int = 128
+    """Units of each dense layer."""
+    conv_features: int = 16
+    """Filters of the convolution."""
+    layer_norm: bool = False
+    """Normalise every layer's output before its activation."""
+    shared_trunk: bool = False
+    """Whether actor and critic share all layers but their heads."""
+    precision: Precision = "float32"
+    """Number format of the matrix products; parameters are always float32."""
+    epsilon_start: float = 0.0
+    """Chance of a uniform action at the start of training, if the behaviour is the policy."""
+    epsilon_final: float = 0.0
+    """Chance of a uniform action after the first part of training, if the behaviour is the policy."""
+    epsilon_fraction: float = 0.1
+    """Fraction of the horizon over which epsilon falls to its final value."""
+    target_from: TargetFrom = "current"
+    """The pi of the ratio and of Retrace: current (at every gradient step) or target-network."""
+    target_critic: TargetCritic = "full"
+    """Whether the whole critic has a slow copy, or its head only (on the current trunk)."""
+    updates: Updates = "joint"
+    """joint: one step on both losses; separate: critic steps, then actor steps."""
+    actor_every: int = 1
+    """Iterations between two of the actor's turns, if updates are separate."""
+    critic_coefficient: float = 1.0
+    """Weight of the critic's loss."""
+    entropy: float = 0.0
+    """Weight of the policy's entropy, added to what the actor maximises."""
+    tau_q: float = 0.05
+    """Fraction of the way the critic's target network moves to the critic, once an iteration."""
+    tau_policy: float = 1.0
+    """Fraction of the way the policy's target network moves to the policy, once an iteration."""
+
+    @classmethod
+    def _preset(cls, name: str, env_name: str) -> Self:
+        paper = cls(
+            n_envs=8,  # open: "train frequency (64, steps)" is read as 8 environments x 8 steps
+            rollout_length=8,  # open, see n_envs
+            batch_size=32,  # table
+            gradient_steps=30,  # table
+            replay_rollouts=6400,  # table
+            behaviour="uniform",  # text: "We choose such behavior policy to be a uniform policy"
+            weight="q",  # the paper's equation
+            gamma=0.99,  # table
+            learning_rate=5e-4,  # table
+            max_grad_norm=0.8,  # table
+            network="mlp",  # text: shares NCAPO's code; two layers
+            width=256,  # open, as NCAPO's
+            epsilon_start=0.0,  # table
+            epsilon_final=0.0,  # table
+            epsilon_fraction=0.1,  # table
+            critic_coefficient=1.0,  # table; 0.25 in Asterix
+            entropy=0.0,  # table
+            tau_q=0.05,  # table
+            tau_policy=1.0,  # table
+        )
+        # What the authors' released program does, where it differs from the paper.
+        official = replace(
+            paper,
+            n_envs=40,
+            rollout_length=20,
+            weight="advantage",
+            gamma=0.995,
+            learning_rate_schedule="linear",
+            optimiser="rmsprop",
+            max_grad_norm=0.5,
+            network="auto",
+            width=512,
+            shared_trunk=True,
+            target_critic="head",
+            updates="separate",
+            actor_every=2,
+            replay_clear_every=50,
+        )
+        if name in ("paper", "official"):
+            config = paper if name == "paper" else official
+            asterix = "asterix" in env_name.lower()  # the table's footnote
+            return replace(config, critic_coefficient=0.25) if asterix else config
+        default = cls(
+            batch_size=256,
+            gradient_steps=8,
+            learning_rate_schedule="linear",
+            layer_norm=True,
+            shared_trunk=True,
+            entropy=0.01,
+        )
+        if not is_minatar(env_name):
+            return replace(
+                default,
+                n_envs=8,
+                rollout_length=16,
+                batch_size=32,
+                replay_rollouts=1024,
+                learning_rate=1e-3,
+                width=64,
+                layer_norm=False,
+                shared_trunk=False,
+            )
+        if name == "default":
+            return default
+        return replace(
+            default,
+            n_envs=64,
+            rollout_length=8,
+            batch_size=64,
+            gradient_steps=4,
+            replay_rollouts=4096,
+            network="mlp",
+        )
+
+
+def losses(
+    config: Any, spec: NetworkSpec, params: Params, target: Params, batch: Rollout, train: str
+) -> tuple[Array, Metrics]:
+    """The loss to descend and what to log; see :func:`capo.neural.ncapo.losses` for the arguments."""
+    length = batch.action.shape[-1]
+
+    def taken(x: Array) -> Array:
+        return jnp.take_along_axis(x, batch.action[..., None], axis=-1)[..., 0]
+
+    logits, q, features = networks.logits_and_q(spec, params, batch.obs[:, :length])
+    log_pi = jax.nn.log_softmax(logits)
+    evaluation = ncapo.evaluate_by_slow_networks(config, spec, params, target, batch, logits, features)
+
+    critic = jnp.mean(jnp.square(taken(q) - evaluation.returns))
+    ratio = jnp.exp(taken(evaluation.log_pi) - batch.log_mu)
+    if config.max_ratio:
+        ratio = jnp.minimum(ratio, config.max_ratio)
+    worth = evaluation.returns if config.weight == "q" else evaluation.advantage
+    actor = -jnp.mean(ratio * worth * taken(log_pi))
+    entropy = -jnp.mean(jnp.sum(jnp.exp(log_pi) * log_pi, axis=-1))
+    loss = jnp.zeros(())
+    if train in ("both", "critic"):
+        loss += config.critic_coefficient * critic
+    if train in ("both", "actor"):
+        loss += actor - config.entropy * entropy
+    return loss, {
+        "actor_loss": actor,
+        "critic_loss": critic,
+        "entropy": entropy,
+        "value": jnp.mean(evaluation.returns),
+        "advantage_abs": jnp.mean(jnp.abs(evaluation.advantage)),
+        "ratio": jnp.mean(ratio),
+    }
+
+
+class OffPACAlgorithm(NCAPOAlgorithm):
+    """Off-PAC for the loop."""
+
+    name = "offpac"
+    Config = OffPACConfig
+    losses = staticmethod(losses)
+
+    def behaviour(self, acting: Params, obs: Array, epsilon: Array) -> Array:
+        if self.config.behaviour == "policy":
+            return super().behaviour(acting, obs, epsilon)
+        scores = self.scores(acting, obs)  # for its shape alone; the compiler drops the rest
+        return jnp.full_like(scores, -jnp.log(scores.shape[-1]))

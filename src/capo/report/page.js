@@ -1,0 +1,451 @@
+"use strict";
+// Draws the page from the data beside it. All text goes in as text nodes: names of folders can't become markup.
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const page = document.getElementById("page");
+  // The paper's curves begin at 250,000 frames: beside a short run they would only flatten it.
+  const long = data.environments.some((one) => one.series.some((series) => series.row.frames >= 1e6));
+  const state = { env: 0, centre: "iqm", kind: null, seeds: false, paper: long, off: new Set() };
+
+  // --- elements ---------------------------------------------------------------------------------------------
+
+  function el(tag, attributes = {}, ...children) {
+    const node = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes)) {
+      if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+      else if (value !== null && value !== false) node.setAttribute(name, value === true ? "" : value);
+    }
+    node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
+    return node;
+  }
+
+  function svg(tag, attributes = {}, text = null) {
+    const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+    for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+    if (text !== null) node.textContent = text;
+    return node;
+  }
+
+  // --- numbers ----------------------------------------------------------------------------------------------
+
+  const known = (value) => value !== null && value !== undefined;
+  const number = (value) => {
+    if (!known(value)) return "–";
+    const size = Math.abs(value);
+    return value.toFixed(size >= 100 ? 0 : size >= 10 ? 1 : 2);
+  };
+  const range = (low, high) => `${number(low)} to ${number(high)}`;
+  const percent = (value) => (known(value) ? `${Math.round(100 * value)} %` : "–");
+  function frames(value) {
+    if (!known(value)) return "–";
+    for (const [size, letter] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]])
+      if (Math.abs(value) >= size) return `${Number((value / size).toPrecision(3))} ${letter}`;
+    return String(Math.round(value));
+  }
+  const plural = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
+
+  function ticks(low, high, wanted) {
+    const raw = (high - low) / Math.max(wanted, 1);
+    const power = 10 ** Math.floor(Math.log10(raw));
+    const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= raw) || raw;
+    const found = [];
+    for (let at = Math.ceil(low / step - 1e-9); at * step <= high + 1e-9 * step; at++) found.push(at * step);
+    return found;
+  }
+
+  // --- a chart ----------------------------------------------------------------------------------------------
+  // lines: {label, colour, dashed, x, y, low, high, complete (per point), detail(index), seeds: [[y]...]}
+
+  function chart(lines, options) {
+    const box = el("div", {
+      class: "chart", tabindex: "0", role: "group",
+      "aria-label": `${options.title}. Left and right arrow keys move along the curves.`,
+    });
+    const tooltip = el("div", { class: "tooltip", hidden: true });
+    const spoken = el("div", { class: "hidden", "aria-live": "polite" });
+    let view = null, at = null;
+
+    function extent() {
+      const own = lines.filter((line) => !line.dashed);
+      const xs = (own.length ? own : lines).flatMap((line) => line.x.filter((_, i) => known(line.y[i])));
+      const x0 = options.x0 ?? Math.min(...xs), x1 = Math.max(...xs);
+      const ys = lines.flatMap((line) => [line.y, line.low || [], line.high || [], ...(line.seeds || [])].flatMap(
+        (values) => values.filter((value, i) => known(value) && line.x[i] >= x0 && line.x[i] <= x1)));
+      let [y0, y1] = options.y || [Math.min(0, ...ys), Math.max(...ys)];
+      if (!(y1 > y0)) y1 = y0 + 1;
+      return { x0, x1: x1 > x0 ? x1 : x0 + 1, y0, y1: options.y ? y1 : y1 + 0.04 * (y1 - y0) };
+    }
+
+    function draw() {
+      const width = Math.max(box.clientWidth, 280);
+      const wide = width > 700 && options.names;
+      const height = Math.round(Math.min(options.height, Math.max(280, width * 0.62)));
+      const margin = { left: 52, right: wide ? 120 : 14, top: 22, bottom: 42 };
+      const { x0, x1, y0, y1 } = extent();
+      const px = (x) => margin.left + ((x - x0) / (x1 - x0)) * (width - margin.left - margin.right);
+      const py = (y) => height - margin.bottom - ((y - y0) / (y1 - y0)) * (height - margin.top - margin.bottom);
+      const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, height, "aria-hidden": "true" });
+      for (const y of ticks(y0, y1, height / 70)) {
+        root.append(svg("line", { class: "grid", x1: px(x0), x2: px(x1), y1: py(y), y2: py(y) }));
+        root.append(svg("text", { x: margin.left - 8, y: py(y) + 4, "text-anchor": "end" },
+          options.yText ? options.yText(y) : String(Number(y.toPrecision(6)))));
+      }
+      const xticks = ticks(x0, x1, Math.min(8, width / 90));
+      for (const x of xticks) {
+        root.append(svg("line", { class: "axis", x1: px(x), x2: px(x), y1: py(y0), y2: py(y0) + 5 }));
+        root.append(svg("text", { x: px(x), y: py(y0) + 19, "text-anchor": "middle" }, options.xText(x)));
+      }
+      root.append(svg("line", { class: "axis", x1: px(x0), x2: px(x1), y1: py(y0), y2: py(y0) }));
+      root.append(svg("text", { x: px(x1), y: height - 4, "text-anchor": "end" }, options.xLabel));
+      root.append(svg("text", { x: 4, y: 12 }, options.yLabel));
+      const clip = `clip-${Math.random().toString(36).slice(2)}`;
+      const clipped = svg("clipPath", { id: clip });
+      clipped.append(svg("rect", { x: px(x0), y: margin.top - 4, width: px(x1) - px(x0), height: py(y0) - margin.top + 5 }));
+      root.append(clipped);
+      const inside = svg("g", { "clip-path": `url(#${clip})` });
+      root.append(inside);
+      for (const line of lines) if (line.low) inside.append(band(line, px, py));
+      for (const line of lines)
+        for (const seed of line.seeds || [])
+          inside.append(svg("path", { d: path(line.x, seed, px, py), fill: "none", stroke: line.colour, "stroke-width": 0.8, opacity: 0.45 }));
+      for (const line of lines) {
+        const style = { fill: "none", stroke: line.colour, "stroke-width": line.dashed ? 1.6 : 2.4, "stroke-linejoin": "round" };
+        if (line.dashed) inside.append(svg("path", { ...style, "stroke-dasharray": "7 5", d: path(line.x, line.y, px, py) }));
+        else {
+          const whole = line.y.map((y, i) => (line.complete && !line.complete[i] ? null : y));
+          inside.append(svg("path", { ...style, class: "curve", "data-label": line.label, d: path(line.x, whole, px, py) }));
+          if (line.complete && line.complete.includes(false)) {
+            const there = (i) => line.complete[i] !== false; // one point further on both sides joins the two parts
+            const partial = line.y.map((y, i) => (there(i) && there(i - 1) && there(i + 1) ? null : y));
+            inside.append(svg("path", { ...style, class: "gap", "stroke-dasharray": "1.5 4", "stroke-linecap": "round", d: path(line.x, partial, px, py) }));
+          }
+        }
+      }
+      if (wide) names(root, px, py, x1, height - margin.bottom);
+      const cursor = svg("g");
+      root.append(cursor);
+      box.querySelector("svg")?.remove();
+      box.prepend(root);
+      view = { width, height, px, py, x0, x1, y0, y1, cursor, margin };
+    }
+
+    function names(root, px, py, x1, bottom) {
+      const ends = lines.filter((line) => !line.dashed).map((line) => {
+        let last = line.y.length - 1;
+        while (last > 0 && !known(line.y[last])) last--;
+        return { line, y: py(line.y[last] ?? 0) + 4 };
+      }).sort((a, b) => a.y - b.y);
+      for (let i = 1; i < ends.length; i++) ends[i].y = Math.max(ends[i].y, ends[i - 1].y + 15);
+      for (let i = ends.length - 1, limit = bottom; i >= 0; i--, limit -= 15) ends[i].y = Math.min(ends[i].y, limit);
+      for (const { line, y } of ends) {
+        const text = svg("text", { class: "name", x: px(x1) + 8, y }, line.label.length > 15 ? `${line.label.slice(0, 14)}…` : line.label);
+        text.style.fill = line.colour;
+        root.append(text);
+      }
+    }
+
+    function path(xs, ys, px, py) {
+      let text = "", pen = false;
+      xs.forEach((x, i) => {
+        if (options.steps && pen && known(ys[i])) text += `H${px(x).toFixed(1)}`;
+        if (!known(ys[i])) { pen = false; return; }
+        const alone = !pen && !known(ys[i + 1]); // a single point is a dot
+        text += `${pen ? "L" : "M"}${px(x).toFixed(1)} ${py(ys[i]).toFixed(1)}${alone ? "h0.01" : ""}`;
+        pen = true;
+      });
+      return text;
+    }
+
+    function band(line, px, py) {
+      const group = svg("g", { fill: line.colour, opacity: 0.16 });
+      let run = [];
+      const flush = () => {
+        if (run.length > 1) {
+          const edge = (values) => run.flatMap((i, n) => {
+            const here = `${px(line.x[i]).toFixed(1)} ${py(values[i]).toFixed(1)}`;
+            return options.steps && n ? [`${px(line.x[i]).toFixed(1)} ${py(values[run[n - 1]]).toFixed(1)}`, here] : [here];
+          });
+          group.append(svg("path", { d: `M${edge(line.high).join("L")}L${edge(line.low).reverse().join("L")}Z` }));
+        }
+        run = [];
+      };
+      line.x.forEach((_, i) => (known(line.low[i]) && known(line.high[i]) ? run.push(i) : flush()));
+      flush();
+      return group;
+    }
+
+    // Where a line is at x: its own nearest point, or between two points of the paper's sparse curves.
+    function locate(line, x) {
+      const points = line.x.map((_, i) => i).filter((i) => known(line.y[i]));
+      if (line.dashed) {
+        const next = points.findIndex((i) => line.x[i] >= x);
+        if (next < 0 || (next === 0 && line.x[points[0]] > x)) return null;
+        const [a, b] = [points[Math.max(next - 1, 0)], points[next]];
+        const share = a === b ? 0 : (x - line.x[a]) / (line.x[b] - line.x[a]);
+        return { line, i: b, x, y: line.y[a] + share * (line.y[b] - line.y[a]) };
+      }
+      if (!points.length) return null;
+      const i = points.reduce((best, one) => (Math.abs(line.x[one] - x) < Math.abs(line.x[best] - x) ? one : best));
+      const spacing = line.x.length > 1 ? (line.x[line.x.length - 1] - line.x[0]) / (line.x.length - 1) : Infinity;
+      return Math.abs(line.x[i] - x) <= 1.01 * spacing ? { line, i, x: line.x[i], y: line.y[i] } : null;
+    }
+
+    function show(x) {
+      if (!view || !lines.length) return;
+      const guide = lines.find((line) => !line.dashed) || lines[0];
+      const longest = lines.filter((line) => !line.dashed).reduce((a, b) => (b.x.length > a.x.length ? b : a), guide);
+      let near = longest.x[0];
+      for (const value of longest.x) if (Math.abs(value - x) < Math.abs(near - x)) near = value;
+      at = near;
+      const rows = lines.map((line) => locate(line, at)).filter(Boolean).sort((a, b) => b.y - a.y);
+      view.cursor.replaceChildren(svg("line", { class: "cursor", x1: view.px(at), x2: view.px(at), y1: view.margin.top, y2: view.py(view.y0) }));
+      for (const { line, x: where, y } of rows) {
+        if (y > view.y1) continue;
+        view.cursor.append(svg("circle", { cx: view.px(where), cy: view.py(y), r: 4, fill: line.dashed ? "#fff" : line.colour, stroke: line.dashed ? line.colour : "#fff", "stroke-width": 1.5 }));
+      }
+      const title = options.xTitle(at);
+      tooltip.replaceChildren(el("b", {}, title), el("table", {}, el("tbody", {}, rows.map(({ line, i, y }) =>
+        el("tr", {}, el("td", {}, key(line), line.label), el("td", {}, options.value(y)), el("td", {}, line.detail ? line.detail(i) : ""))))));
+      tooltip.hidden = false;
+      const left = view.px(at) * (box.clientWidth / view.width);
+      const space = box.clientWidth - tooltip.offsetWidth;
+      const beside = left + 14 <= space ? left + 14 : left - tooltip.offsetWidth - 14;
+      tooltip.style.transform = `translate(${Math.max(0, Math.min(beside, space))}px, ${view.margin.top}px)`;
+      spoken.textContent = `${title}: ${rows.map(({ line, y }) => `${line.label} ${options.value(y)}`).join(", ")}`;
+    }
+
+    function hide() { tooltip.hidden = true; at = null; view?.cursor.replaceChildren(); }
+
+    function point(event) {
+      const place = box.getBoundingClientRect();
+      const inner = (event.clientX - place.left) * (view.width / place.width);
+      const share = (inner - view.margin.left) / (view.width - view.margin.left - view.margin.right);
+      show(view.x0 + Math.min(1, Math.max(0, share)) * (view.x1 - view.x0));
+    }
+
+    box.addEventListener("pointermove", point);
+    box.addEventListener("pointerdown", point);
+    box.addEventListener("pointerleave", (event) => { if (event.pointerType === "mouse") hide(); });
+    box.addEventListener("blur", hide);
+    box.addEventListener("keydown", (event) => {
+      const step = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10, Home: -1e9, End: 1e9 }[event.key];
+      if (event.key === "Escape") hide();
+      if (step === undefined) return;
+      event.preventDefault();
+      const xs = lines.filter((line) => !line.dashed).reduce((a, b) => (b.x.length > a.length ? b.x : a), []);
+      const now = at === null ? (step > 0 ? -1 : xs.length) : xs.indexOf(at);
+      show(xs[Math.min(xs.length - 1, Math.max(0, now + step))]);
+    });
+    box.append(tooltip, spoken);
+    new ResizeObserver(() => { const keep = at; draw(); if (keep !== null) show(keep); }).observe(box);
+    return box;
+  }
+
+  function key(line) {
+    return el("span", { class: line.dashed ? "key dashed" : "key", style: `border-color:${line.colour}` });
+  }
+
+  // --- parts of the page ------------------------------------------------------------------------------------
+
+  const env = () => data.environments[state.env];
+  const kinds = () => ["evaluation", "training"].filter((kind) => env().series.some((one) => one.curves[kind]));
+  const kindNames = { evaluation: "Evaluation", training: "While training" };
+
+  function pills(name, legend, choices, current, pick) {
+    return el("fieldset", {}, el("legend", {}, legend), el("div", { class: "pills" }, choices.map(([value, text, disabled]) =>
+      el("label", {}, el("input", { type: "radio", name, value, checked: value === current, disabled: !!disabled, onchange: () => pick(value) }),
+        el("span", {}, text)))));
+  }
+
+  function toggle(id, text, on, flip) {
+    return el("div", { class: "pills" }, el("label", {}, el("input", { type: "checkbox", id, checked: on, onchange: flip }), el("span", {}, text)));
+  }
+
+  function head() {
+    const list = (items) => el("ul", {}, items.map((text) => el("li", {}, text)));
+    const notes = (kind, title, items) => items.length
+      ? el("section", { class: kind, "aria-label": title }, el("h2", {}, title), list(items.slice(0, 5)),
+        items.length > 5 ? el("details", {}, el("summary", {}, `${items.length - 5} more`), list(items.slice(5))) : null) : null;
+    return [
+      el("h1", {}, data.title),
+      el("p", { class: "soft" }, `${plural(data.runs, "run")}, ${plural(data.seeds, "seed")}; made ${data.made} with capo ${data.capo}`),
+      notes("notice", "Missing or damaged", data.problems),
+      notes("remark", "Worth knowing", data.remarks),
+    ];
+  }
+
+  function controls() {
+    const available = kinds();
+    if (!available.includes(state.kind)) state.kind = available[0];
+    const paper = env().paper.length > 0;
+    return el("div", { class: "controls" },
+      data.environments.length > 1 ? pills("env", "Environment", data.environments.map((one, i) => [i, one.name]), state.env, choose) : null,
+      pills("centre", "Centre and band", [["iqm", `Interquartile mean, ${percent(data.level)} interval`], ["mean", "Mean ± 0.5 std"]],
+        state.centre, (value) => { state.centre = value; redrawCurves(); }),
+      available.length > 1 ? pills("kind", "Return", available.map((kind) => [kind, kindNames[kind]]), state.kind, (value) => { state.kind = value; redrawCurves(); }) : null,
+      el("fieldset", {}, el("legend", {}, "Also show"), el("div", { class: "pills" },
+        toggle("seeds", "Every seed", state.seeds, () => { state.seeds = !state.seeds; redrawCurves(); }),
+        paper ? toggle("paper", "The paper's curves", state.paper, () => { state.paper = !state.paper; redrawCurves(); }) : null)));
+  }
+
+  function choose(index) {
+    state.env = Number(index);
+    state.off.clear();
+    try { history.replaceState(null, "", `#${encodeURIComponent(env().name)}`); } catch { /* some viewers forbid it */ }
+    update();
+  }
+
+  function curveLines() {
+    const lines = [];
+    for (const one of env().series) {
+      const curve = one.curves[state.kind];
+      if (!curve) continue;
+      const iqm = state.centre === "iqm";
+      const middle = iqm ? curve.iqm : curve.mean;
+      const low = iqm ? curve.low : curve.mean.map((m, i) => (known(m) ? m - 0.5 * curve.std[i] : null));
+      const high = iqm ? curve.high : curve.mean.map((m, i) => (known(m) ? m + 0.5 * curve.std[i] : null));
+      lines.push({
+        label: one.label, colour: one.colour, x: curve.frames, y: middle, low, high,
+        complete: curve.count.map((count) => count === curve.total),
+        detail: (i) => `${range(low[i], high[i])}${curve.count[i] < curve.total ? `, ${curve.count[i]} of ${curve.total} seeds` : ""}`,
+        seeds: state.seeds ? curve.seeds.map((seed) => seed.value) : null,
+      });
+    }
+    if (state.paper) for (const one of env().paper) {
+      const own = env().series.find((series) => series.algorithm === one.algorithm);
+      lines.push({ label: one.label, colour: own ? own.colour : one.colour, dashed: true, x: one.frames, y: one.value });
+    }
+    return lines;
+  }
+
+  function redrawCurves() { document.getElementById("curves").replaceWith(curves()); }
+
+  function curves() {
+    const lines = curveLines();
+    const legend = el("div", { class: "legend", role: "group", "aria-label": "Curves shown" });
+    const place = el("div");
+    const redraw = () => place.replaceChildren(chart(lines.filter((line) => !state.off.has(line.label)), {
+      title: `Return on ${env().name} by frames`, xLabel: "frames", yLabel: state.kind === "evaluation" ? "return in evaluation" : "episode return while training",
+      xText: frames, xTitle: (x) => `${frames(x)} frames`, value: number, height: 440, names: true, x0: 0,
+    }));
+    for (const line of lines) {
+      const button = el("button", { type: "button", "aria-pressed": String(!state.off.has(line.label)), onclick: () => {
+        state.off.has(line.label) ? state.off.delete(line.label) : state.off.add(line.label);
+        button.setAttribute("aria-pressed", String(!state.off.has(line.label)));
+        redraw();
+      } }, key(line), line.label);
+      legend.append(button);
+    }
+    redraw();
+    const gaps = env().series.some((one) => { const c = one.curves[state.kind]; return c && c.count.some((n) => n < c.total); });
+    const none = env().series.filter((one) => !one.curves[state.kind]).map((one) => one.label);
+    return el("section", { id: "curves", "aria-labelledby": "h-curves" },
+      el("h2", { id: "h-curves" }, `Learning curves: ${env().name}`), place, legend,
+      el("p", { class: "soft" }, state.centre === "iqm"
+        ? `Line: mean over the middle half of the seeds. Band: ${percent(data.level)} bootstrap interval of that mean, point by point.`
+        : "Line: mean over seeds. Band: half a standard deviation over seeds to each side, as in the paper; it is no confidence interval.",
+        gaps ? " Dotted: some seeds have no value there, the others are drawn." : "",
+        state.paper && env().paper.length ? " Dashed: the paper's mean, read off its poster, heavily smoothed at the start." : ""),
+      none.length ? el("p", { class: "soft" }, `No ${kindNames[state.kind].toLowerCase()} curve: ${none.join(", ")}.`) : null);
+  }
+
+  function estimate(cells, text = number) {
+    if (!cells) return ["–"];
+    return [text(cells[0]), " ", el("span", { class: "range" }, `[${text(cells[1])}, ${text(cells[2])}]`)];
+  }
+
+  function finalTable() {
+    const paper = env().series.some((one) => known(one.row.paper));
+    const cols = ["Seeds", "Frames", `IQM [${percent(data.level)}]`, `Mean [${percent(data.level)}]`, "Std", "Lowest, highest seed", ...(paper ? ["Paper, 10 M"] : [])];
+    const cell = (i, ...content) => el("td", { "data-label": cols[i] }, el("span", {}, ...content));
+    const rows = env().series.map((one) => {
+      const row = one.row;
+      return el("tr", {}, el("th", { scope: "row" }, el("span", {}, key(one), one.label)),
+        cell(0, row.finished === row.planned ? String(row.finished) : `${row.finished} of ${row.planned}`), cell(1, frames(row.frames)),
+        cell(2, ...estimate(row.iqm)), cell(3, ...estimate(row.mean)), cell(4, number(row.std)),
+        cell(5, row.finished ? `${number(row.min)}, ${number(row.max)}` : "–"), paper ? cell(6, number(row.paper)) : null);
+    });
+    for (const name of env().missing)
+      rows.push(el("tr", {}, el("th", { scope: "row", class: "gap" }, el("span", {}, name)), el("td", { class: "gap", colspan: cols.length }, el("span", {}, "not run on this environment"))));
+    const hows = new Map();
+    for (const one of env().series) if (one.row.how) hows.set(one.row.how, [...(hows.get(one.row.how) || []), one.label]);
+    const how = [...hows].map(([text, labels]) => el("p", { class: "soft" }, `${hows.size > 1 ? labels.join(", ") : "Scores"}: ${text}.`));
+    return el("section", { "aria-labelledby": "h-final" },
+      el("h2", { id: "h-final" }, `Final scores: ${env().name}`),
+      el("div", { class: "scroll" }, el("table", { class: "data stack", id: "final" },
+        el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Algorithm"), cols.map((name) => el("th", { scope: "col" }, name)))), el("tbody", {}, rows))),
+      how,
+      el("p", { class: "soft" }, `A score is one seed's mean return. Intervals: percentile bootstrap over seeds, ${data.resamples} draws; with fewer than five seeds they are too narrow.`));
+  }
+
+  function profile() {
+    if (!env().profile.length) return null;
+    const lines = env().profile.map((one) => ({ label: one.label, colour: one.colour, x: one.score, y: one.share, low: one.low, high: one.high,
+      detail: (i) => `${percent(one.low[i])} to ${percent(one.high[i])}` }));
+    return el("section", { "aria-labelledby": "h-profile" },
+      el("h2", { id: "h-profile" }, `Performance profile: ${env().name}`),
+      chart(lines, { title: `Share of seeds above a score on ${env().name}`, xLabel: "final score", yLabel: "share of seeds above the score", xText: (x) => String(Number(x.toPrecision(4))),
+        yText: percent, xTitle: (x) => `score above ${number(x)}`, value: percent, height: 300, y: [0, 1], steps: true }),
+      el("div", { class: "legend" }, lines.map((line) => el("span", { class: "entry" }, key(line), line.label))),
+      el("p", { class: "soft" }, "Higher and further to the right is better. Where two curves cross, neither is better throughout."));
+  }
+
+  function improvementTable(found, id, title, note) {
+    if (!found) return null;
+    return el("section", { "aria-labelledby": id }, el("h2", { id }, title),
+      el("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": title }, el("table", { class: "data" },
+        el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "row beats column"), found.labels.map((name) => el("th", { scope: "col" }, name)))),
+        el("tbody", {}, found.cells.map((cells, i) => el("tr", {}, el("th", { scope: "row" }, found.labels[i]),
+          cells.map((cell) => el("td", {}, ...(cell ? estimate(cell, percent) : ["·"])))))))),
+      el("p", { class: "soft" }, note));
+  }
+
+  function protocol() {
+    const pairs = new Map();
+    for (const one of env().series) for (const [what, how] of one.protocol) {
+      const line = `${what}\n${how}`;
+      pairs.set(line, [...(pairs.get(line) || []), one.label]);
+    }
+    const all = env().series.length;
+    return el("section", { "aria-labelledby": "h-protocol" }, el("h2", { id: "h-protocol" }, "How it was measured"),
+      el("dl", { class: "facts" }, [...pairs].sort().map(([line, labels]) => {
+        const [what, how] = line.split("\n");
+        return [el("dt", {}, what), el("dd", {}, labels.length === all ? how : `${how} (${labels.join(", ")})`)];
+      })));
+  }
+
+  function settings() {
+    return el("section", { "aria-labelledby": "h-settings" }, el("h2", { id: "h-settings" }, "Settings and versions"),
+      env().series.flatMap((one) => one.runs.map((run) => el("details", {}, el("summary", {}, `${one.label}: ${run.path}`),
+        el("dl", { class: "facts" }, [["preset", run.preset], ["seeds", run.seeds.join(", ")], ["frames a seed", known(run.frames) ? run.frames.toLocaleString("en") : "unknown"], ...run.facts]
+          .map(([what, value]) => [el("dt", {}, what), el("dd", {}, value)])),
+        run.settings.length ? el("ul", { class: "settings" }, run.settings.map(([what, value]) => el("li", {}, el("b", {}, what), el("span", {}, value))))
+          : el("p", { class: "soft" }, "The settings are lost with config.json.")))));
+  }
+
+  function pictures() {
+    const shown = env().series.flatMap((one) => one.runs.flatMap((run) => run.gifs.map((gif) => [one, run, gif])));
+    const left = env().series.flatMap((one) => one.runs.flatMap((run) => run.gifs_left_out.map((name) => `${run.path}/${name}`)));
+    if (!shown.length && !left.length) return null;
+    return el("section", { "aria-labelledby": "h-gifs" }, el("h2", { id: "h-gifs" }, "Watching it play"),
+      el("div", { class: "gifs" }, shown.map(([one, run, gif]) => el("figure", {}, el("img", { src: gif.url, alt: `${one.label} playing ${env().name}` }), el("figcaption", {}, `${one.label}: ${run.path}/${gif.name}`)))),
+      left.length ? el("p", { class: "soft" }, `Too large for this page: ${left.join(", ")}`) : null);
+  }
+
+  function update() {
+    const focus = document.activeElement;
+    const again = focus && focus.name ? `input[name="${focus.name}"]:checked` : focus && focus.id ? `#${focus.id}` : null;
+    const overall = data.overall;
+    page.replaceChildren(...[
+      ...head(), controls(), curves(), finalTable(), profile(),
+      improvementTable(env().improvement, "h-better", `Probability of improvement: ${env().name}`, "Chance that a seed of the row's algorithm scores higher than one of the column's; ties count half. Bootstrap interval over seeds."),
+      overall ? improvementTable(overall, "h-overall", "Probability of improvement: environments together", `Averaged over ${overall.environments.join(", ")}; seeds drawn again within each environment.`) : null,
+      pictures(), protocol(), settings(),
+    ].filter(Boolean));
+    if (again) page.querySelector(again)?.focus({ preventScroll: true });
+  }
+
+  const wanted = data.environments.findIndex((one) => `#${encodeURIComponent(one.name)}` === location.hash);
+  if (wanted > 0) state.env = wanted;
+  update();
+})();

@@ -1,0 +1,82 @@
+"""The maze experiment: mazes, PPO's own batches, its files, its figure from files alone."""
+
+import json
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+import capo
+from capo.experiments import batch_neural as bn
+from capo.experiments import grid
+from capo.experiments.common import read_csv
+
+DRAWN = {key: found for key, found in grid.METHODS.items() if any(key in row for row in grid._ROWS.values())}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    out = tmp_path_factory.mktemp("grid")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grid, "METHODS", DRAWN)
+        patch.setattr(grid, "SIZES", replace(grid.SIZES, iterations=500))
+        grid.run(out, quick=True, progress=False)
+    return out
+
+
+def test_every_run_has_a_maze_of_its_own():
+    mdps = grid.mazes({"size": 5}, 4)
+    assert len({mdp.transition.tobytes() for mdp in mdps}) == 4
+    again = capo.mdps.grid(5, wall="horizontal", seed=3)
+    np.testing.assert_array_equal(mdps[3].transition, again.transition)
+
+
+def test_return_of_a_policy_that_never_arrives():
+    mdp = capo.mdps.grid(5)
+    policy = np.eye(4)[np.zeros(mdp.n_states, int)]  # always up
+    stacked = jax.tree.map(lambda leaf: leaf[0], bn.stack([mdp]))
+    with jax.enable_x64(True):
+        assert float(bn.expected_return(stacked, policy, 100)) == pytest.approx(-100)
+
+
+def test_own_batches_follow_the_visits():
+    weights = np.array([[1.0, 0.0], [3.0, 4.0]])
+    chances = (np.arange(8000) + 0.5) / 8000
+    with jax.enable_x64(True):
+        drawn = np.asarray(bn._draw(jax.numpy.asarray(weights), chances))
+    assert np.bincount(drawn, minlength=4).tolist() == [1000, 0, 3000, 4000]
+
+
+def test_all_learn_and_exact_capo_is_first(folder):
+    summary = json.loads((folder / "summary.json").read_text())
+    table = {(row["maze"], row["method"], row["rate"]): row for row in read_csv(folder / "table.csv")}
+    best = summary["optimum"]["step 5"]
+    # The optimum against plain value iteration's number of steps.
+    returns = []
+    for mdp in grid.mazes({"size": 5}, 5):
+        far = np.where(mdp.terminal, 0.0, np.inf)
+        for _ in range(50):
+            reached = np.where(mdp.transition > 0, far, np.inf).min(axis=2).min(axis=1)
+            far = np.where(mdp.terminal, 0.0, 1 + reached)
+        returns.append(mdp.start @ (101 - far))
+    assert best == pytest.approx(np.mean(returns))
+    for method in ("capo all", "offpac all", "ppo own"):
+        assert table["step 5", method, 1e-3]["final"] > best - 1
+    exact = [row for row in table.values() if row["method"] == "exact batch"]
+    assert all(row["near_optimum"] == 5 and row["median_first"] <= 10 for row in exact)
+    assert all(row["final"] <= summary["optimum"][row["maze"]] + 1e-3 for row in table.values())
+
+
+def test_report_and_figure_need_the_files_only(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(grid, "METHODS", DRAWN)
+    monkeypatch.setattr(grid, "run_all", None)
+    monkeypatch.setattr(grid, "solve", None)
+    text = grid.report(folder)
+    assert "QUICK" in text
+    assert "Poster" in text
+    assert all(len(line) < 140 for line in text.splitlines())
+    (path,) = grid.draw(folder, tmp_path)
+    assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert path.stat().st_size > 30_000
+    assert all((folder / name).stat().st_size < 300_000 for name in grid.DATA)

@@ -1,0 +1,224 @@
+"""capo reproduce minatar: what is trained and what is not, the results files, the table, the figure."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")  # before jax is imported: compiles faster
+
+import jax
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
+
+from made_runs import make_result
+
+from capo import CapoError
+from capo.cli import main
+from capo.experiments import minatar
+from capo.experiments.minatar import EvaluationLog, Plan
+from capo.neural import agent as agents
+from capo.report import folders
+
+TINY = {
+    "n_envs": 8,
+    "rollout_length": 2,
+    "width": 8,
+    "shared_trunk": True,
+    "batch_size": 4,
+    "gradient_steps": 2,
+    "replay_rollouts": 32,
+}
+
+
+class Tiny(agents.NCAPO):
+    """NCAPO on a probe, so small that it trains in a second."""
+
+    learned = 0
+
+    def __init__(self, env: Any, preset: str = "default", **settings: Any) -> None:
+        super().__init__(env, preset, **(TINY | settings))
+
+    def learn(self, frames: int, **options: Any) -> Any:
+        type(self).learned += frames * len(self.seeds)
+        return super().learn(frames, **options)
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[type[Tiny]]:
+    monkeypatch.setattr(agents, "ALGORITHMS", {"ncapo": Tiny})
+    monkeypatch.setattr(minatar, "environment", lambda _: "probe-both")
+    monkeypatch.setattr(minatar, "QUICK", Plan(640, 2, "cpu", 4, 5, 7, quick=True))
+    monkeypatch.setattr(Tiny, "learned", 0)
+    cache = {
+        "jax_compilation_cache_dir": str(tmp_path_factory.getbasetemp() / "minatar-jax-cache"),
+        "jax_persistent_cache_min_compile_time_secs": 0,
+        "jax_persistent_cache_min_entry_size_bytes": 0,
+    }
+    before = {name: getattr(jax.config, name) for name in cache}
+    for name, value in cache.items():
+        jax.config.update(name, value)
+    yield Tiny
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+def quick(out: Path, *more: str) -> int:
+    return main(["reproduce", "minatar", "--quick", "--games", "breakout", "--out", str(out), *more])
+
+
+def test_a_quick_run_leaves_results_table_and_figure(
+    tiny: type[Tiny], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert quick(tmp_path) == 0
+    shown = capsys.readouterr()
+    assert "left out: ppo, a2c, rainbow, offpac" in shown.err
+    assert "QUICK" in shown.out
+    assert "54.5" in shown.out, "the paper's number"
+    assert "7 whole episodes of each seed, actions sampled" in shown.out
+    assert (tmp_path / "minatar.png").read_bytes().startswith(b"\x89PNG")
+    content = json.loads((tmp_path / "breakout-ncapo.json").read_text())
+    assert {"versions", "commit", "hardware", "wall_seconds"} <= set(content["programs"][0])
+    assert set(content["protocol"]) == {"Evaluation curve", "Final score", "Training curve", "Sticky actions"}
+    for seed, entry in enumerate(content["seeds"]):
+        assert entry["seed"] == seed
+        assert entry["evaluation"]["frames"] == [160, 320, 480, 640]
+        assert len(entry["evaluation"]["returns"]) == 4
+        assert len(entry["final_returns"]) == 7
+    # A second run finds nothing to do, draws the same, and the report page reads the folder.
+    learned = tiny.learned
+    assert quick(tmp_path) == 0
+    assert tiny.learned == learned == 2 * 640
+    assert "1 finished already" in capsys.readouterr().err
+    assert main(["report", str(tmp_path), "--out", str(tmp_path / "page.html")]) == 0
+    assert "--quick run" in (tmp_path / "page.html").read_text()
+    # More seeds: those that are there stay as they are.
+    assert quick(tmp_path, "--seeds", "3") == 0
+    more = json.loads((tmp_path / "breakout-ncapo.json").read_text())
+    assert tiny.learned == learned + 640
+    assert more["seeds"][:2] == content["seeds"]
+    assert [program["seeds"] for program in more["programs"]] == [[0, 1], [2]]
+    # Other settings do not fit into the same file.
+    capsys.readouterr()
+    assert quick(tmp_path, "--frames", "1280") == 2
+    assert "frames 640, not 1280" in capsys.readouterr().err
+
+
+def test_an_interrupted_run_goes_on_to_the_same_end(
+    tiny: type[Tiny], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    assert quick(whole) == 0
+    call = EvaluationLog.__call__
+
+    def stop(self: EvaluationLog, agent: Any, rows: Sequence[dict[str, float]]) -> None:
+        call(self, agent, rows)
+        if rows[0]["frames"] >= 320:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EvaluationLog, "__call__", stop)
+        assert quick(broken) == 130
+    assert "the same command goes on" in capsys.readouterr().err
+    assert not (broken / "breakout-ncapo.json").exists()
+    assert quick(broken) == 0
+    assert "going on with" in capsys.readouterr().err
+    ours, theirs = (json.loads((one / "breakout-ncapo.json").read_text()) for one in (broken, whole))
+    assert ours["seeds"] == theirs["seeds"]
+    # A damaged results file is made again from the run's folder, without training.
+    (broken / "breakout-ncapo.json").write_text('{"experiment": "mina')
+    learned = tiny.learned
+    assert quick(broken) == 0
+    assert tiny.learned == learned
+    assert json.loads((broken / "breakout-ncapo.json").read_text())["seeds"] == theirs["seeds"]
+
+
+def test_drawing_marks_what_is_missing_or_damaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tmp_path / "data"
+    make_result(data, "breakout", "ncapo", 54.0)
+    make_result(data, "breakout", "ppo", 30.0)
+    make_result(data, "seaquest", "ncapo", 32.0)
+    cut = make_result(data, "seaquest", "ppo", 15.0)
+    cut.write_text(cut.read_text()[:700])
+    make_result(data, "asterix", "ncapo", 20.0, format=99)
+    assert main(["reproduce", "minatar", "--draw-only", "--out", str(data)]) == 0
+    shown = capsys.readouterr().out
+    assert "seaquest-ppo.json: is not readable JSON, perhaps cut short" in shown
+    assert "asterix-ncapo.json: was written by another version of capo (format 99" in shown
+    assert "no results of ppo on seaquest" in shown
+    assert "54.00 [54.00, 54.00]" in shown
+    assert (data / "minatar.png").stat().st_size > 10_000
+    assert main(["report", str(data), "--out", str(tmp_path / "page.html")]) == 0
+    captured = capsys.readouterr()
+    assert "seaquest-ppo.json" in captured.err
+    assert "asterix-ncapo.json" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seeds": []}, "no finished seed"),
+        ({"programs": []}, "lacks something"),
+        ({"seeds": [{"seed": 0}]}, "lacks something"),
+        ({"experiment": "other"}, "is no result"),
+    ],
+)
+def test_a_folder_without_a_finished_seed_is_an_error(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    make_result(tmp_path, "breakout", "ncapo", 54.0, **change)
+    with pytest.raises(CapoError, match=message) as caught:
+        minatar.report(tmp_path)
+    assert "no finished seed" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--games", "brekout"], "did you mean 'breakout'"),
+        (["--algos", "pp"], "did you mean 'ppo'"),
+        (["--draw-only", "--games", "breakout"], "--games is no option of --draw-only"),
+        (["--draw-only", "--quick"], "exclude each other"),
+    ],
+)
+def test_mistakes_are_named(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["reproduce", "minatar", "--out", str(tmp_path), *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_options_of_minatar_are_refused_elsewhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "bandit", "--seeds", "3", "--out", str(tmp_path)]) == 2
+    assert "--seeds is no option of bandit" in capsys.readouterr().err
+
+
+def test_names_are_read_as_people_write_them() -> None:
+    assert minatar.choose_games(["minatar-breakout,Space-Invaders"]) == ["breakout", "space_invaders"]
+    assert minatar.choose_games(None) == list(folders.GAMES)
+    from capo.envs.minatar import GAMES
+
+    assert tuple(GAMES) == folders.GAMES
+
+
+def test_an_algorithm_that_this_version_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agents, "ALGORITHMS", {"ncapo": agents.NCAPO})
+    said: list[str] = []
+    assert minatar.choose_algorithms(["ppo", "ncapo"], said.append) == ["ncapo"]
+    assert "left out: ppo" in said[0]
+    with pytest.raises(CapoError, match="not in this version of capo: ppo; it has ncapo"):
+        minatar.choose_algorithms(["ppo"], said.append)
+
+
+def test_evaluations_after_the_checkpoint_are_dropped(tmp_path: Path) -> None:
+    file = tmp_path / "evaluations.csv"
+    file.write_text("seed,frames,return\n0,100,1\n0,200,2\n0,300,3\n")
+    log = EvaluationLog(file, Plan(frames=400, evaluations=4), frames=250)
+    assert [row["frames"] for row in log.rows()] == [100, 200]
+    np.testing.assert_equal(log.rows()[1]["return"], 2.0)

@@ -1,0 +1,287 @@
+"""capo report: what it reads, what it does with damage, and what stands on the page."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from made_runs import FRAMES, VERSIONS, make_gif, make_run
+
+from capo import CapoError
+from capo.cli import main
+from capo.report import folders, page, paper
+
+
+def shown(html: str) -> dict[str, Any]:
+    """The data inside a page."""
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.S)
+    assert found is not None
+    return dict(json.loads(found[1]))
+
+
+def make_page(*paths: Path) -> dict[str, Any]:
+    records, problems = folders.read(list(paths))
+    return shown(page.render(records, problems))
+
+
+def test_the_command_writes_one_file_that_needs_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_gif(make_run(tmp_path / "run") / "play.gif")
+    out = tmp_path / "page.html"
+    assert main(["report", str(tmp_path / "run"), "--out", str(out)]) == 0
+    assert str(out) in capsys.readouterr().out
+    html = out.read_text()
+    assert "default-src 'none'" in html
+    assert not re.findall(r"""(?:src|href)=["'](?!data:)""", html)
+    addresses = set(re.findall(r"https?://[^\"' )]+", html))
+    assert addresses == {"http://www.w3.org/2000/svg"}, "the name of SVG, which is never fetched"
+    (run,) = shown(html)["environments"][0]["series"][0]["runs"]
+    assert run["gifs"][0]["url"].startswith("data:image/gif;base64,R0lGOD")
+    assert dict(run["facts"])["commit"] == "0123456789abcdef"
+    assert ["gamma", "0.99"] in run["settings"]
+
+
+def test_the_numbers_are_those_of_the_run(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    scores = json.loads((run / "evaluation.json").read_text())["mean_by_seed"]
+    (environment,) = make_page(run)["environments"]
+    (series,) = environment["series"]
+    row, curve = series["row"], series["curves"]["training"]
+    assert row["mean"][0] == pytest.approx(np.mean(scores), rel=1e-4)
+    assert row["iqm"][0] == pytest.approx(np.mean(sorted(scores)[1:4]), rel=1e-4)
+    assert row["mean"][1] < row["mean"][0] < row["mean"][2]
+    assert (row["finished"], row["planned"], row["frames"]) == (5, 5, FRAMES)
+    assert row["paper"] == 54.5
+    assert len(curve["seeds"]) == 5
+    last = [seed["value"][-1] for seed in curve["seeds"]]
+    assert curve["mean"][-1] == pytest.approx(np.mean(last), rel=1e-4)
+    assert curve["std"][-1] == pytest.approx(np.std(last, ddof=1), rel=1e-3)
+    assert curve["frames"][0] == 20_000, "no episode had ended at the first log point"
+    protocol = dict(series["protocol"])
+    assert "epsilon 0.3 to 0.05" in protocol["Training curve"]
+    assert (
+        protocol["Final score"] == "100 whole episodes of each seed, actions sampled from the policy, no epsilon"
+    )
+    assert protocol["Sticky actions"].startswith("0.1")
+
+
+def test_without_an_evaluation_the_end_of_training_counts_and_is_said(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", evaluated=False)
+    row = make_page(run)["environments"][0]["series"][0]["row"]
+    assert "training episodes of the last 10%" in row["how"]
+    rows = [line.split(",") for line in (run / "metrics.csv").read_text().splitlines()[1:]]
+    ends = [float(cells[4]) for cells in rows if int(cells[2]) > 0.9 * FRAMES]
+    assert row["mean"][0] == pytest.approx(np.mean(ends), rel=1e-4)
+
+
+def test_runs_that_differ_in_seeds_alone_are_one_curve(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", seeds=(0, 1))
+    make_run(tmp_path / "b", seeds=(2, 3))
+    make_run(tmp_path / "c", seeds=(0, 1), config={"gamma": 0.9})
+    make_run(tmp_path / "d", seeds=(0, 1), algorithm="ppo")
+    series = make_page(tmp_path)["environments"][0]["series"]
+    assert [(one["label"], one["row"]["finished"]) for one in series] == [
+        ("NCAPO (a)", 4),
+        ("NCAPO (c)", 2),
+        ("PPO", 2),
+    ]
+    assert len({one["colour"] for one in series}) == 3
+
+
+def test_the_same_seed_twice_is_not_two_seeds(tmp_path: Path) -> None:
+    make_run(tmp_path / "a")
+    make_run(tmp_path / "b")
+    series = make_page(tmp_path)["environments"][0]["series"]
+    assert [(one["label"], one["row"]["finished"]) for one in series] == [("NCAPO (a)", 5), ("NCAPO (b)", 5)]
+
+
+def test_different_environments_are_kept_apart_and_said(tmp_path: Path) -> None:
+    for env in ("minatar-breakout", "minatar-seaquest", "CartPole-v1"):
+        for algorithm in ("ncapo", "ppo"):
+            if (env, algorithm) != ("minatar-seaquest", "ppo"):
+                make_run(tmp_path / f"{env}-{algorithm}", env, algorithm, top=30 if algorithm == "ncapo" else 5)
+    content = make_page(tmp_path)
+    names = [one["name"] for one in content["environments"]]
+    assert names == ["CartPole-v1", "minatar-breakout", "minatar-seaquest"]
+    assert "not comparable" in content["remarks"][0]
+    assert [one["missing"] for one in content["environments"]] == [[], [], ["PPO"]]
+    assert content["environments"][0]["paper"] == []
+    breakout = content["environments"][1]
+    assert breakout["improvement"]["cells"][0][1][0] == 1.0, "every seed of NCAPO beats every seed of PPO"
+    assert breakout["improvement"]["cells"][1][0][0] == 0.0
+    shares = breakout["profile"][0]["share"]
+    assert (shares[0], shares[-1]) == (1.0, 0.0)
+    assert content["overall"]["environments"] == names[:2], "those that both have scores on"
+
+
+def test_all_environments_together(tmp_path: Path) -> None:
+    for env in ("minatar-breakout", "minatar-seaquest"):
+        make_run(tmp_path / f"{env}-ncapo", env, "ncapo", top=30)
+        make_run(tmp_path / f"{env}-ppo", env, "ppo", top=30 if env == "minatar-breakout" else 1)
+    overall = make_page(tmp_path)["overall"]
+    assert overall["environments"] == ["minatar-breakout", "minatar-seaquest"]
+    value, low, high = overall["cells"][0][1]
+    assert 0.5 <= low <= value <= high <= 1.0, "always better on one of the two"
+
+
+# --- damage ---------------------------------------------------------------------------------------------------
+
+
+def test_a_seed_that_stopped_is_drawn_as_far_as_it_goes(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", stops={3: 40})
+    content = make_page(tmp_path / "run")
+    assert any("seed 3 stops at frame 400,000 of 1,000,000" in problem for problem in content["problems"])
+    (series,) = content["environments"][0]["series"]
+    assert (series["row"]["finished"], series["row"]["planned"]) == (4, 5)
+    curve = series["curves"]["training"]
+    assert curve["total"] == 5
+    assert {5, 4} == set(curve["count"])
+    later = [count for frame, count in zip(curve["frames"], curve["count"], strict=True) if frame > 410_000]
+    assert set(later) == {4}
+
+
+def test_no_finished_seed_draws_and_says_so(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", stops=dict.fromkeys(range(5), 30))
+    content = make_page(tmp_path / "run")
+    assert any("no finished seed" in remark for remark in content["remarks"])
+    (environment,) = content["environments"]
+    assert environment["series"][0]["row"]["finished"] == 0
+    assert "iqm" not in environment["series"][0]["row"]
+    assert environment["profile"] == []
+    assert environment["series"][0]["curves"]["training"]["frames"][-1] == 300_000
+
+
+def _truncate(file: Path, keep: float) -> None:
+    content = file.read_bytes()
+    file.write_bytes(content[: int(keep * len(content))])
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda run: _truncate(run / "metrics.csv", 0.93), r"metrics.csv: line \d+ cannot be read \(cut short"),
+        (lambda run: _truncate(run / "config.json", 0.5), "config.json: is not readable JSON, perhaps cut short"),
+        (lambda run: (run / "config.json").unlink(), "config.json: is missing"),
+        (lambda run: (run / "config.json").write_text("[]"), "config.json: is not what capo writes there"),
+        (
+            lambda run: (run / "config.json").write_text("{}"),
+            "config.json: was written by another version of capo",
+        ),
+        (lambda run: _truncate(run / "evaluation.json", 0.5), "evaluation.json: is not readable JSON"),
+        (
+            lambda run: (run / "evaluation.json").write_text("{}"),
+            "evaluation.json: was written by another version",
+        ),
+        (
+            lambda run: (run / "metrics.csv").write_bytes(
+                (run / "metrics.csv").read_bytes() + b"\x00\xff\xfe,,\n" + b"4,1\n"
+            ),
+            "metrics.csv: 2 lines from line 502 cannot be read",
+        ),
+    ],
+)
+def test_damage_is_named_and_the_rest_is_drawn(tmp_path: Path, damage: Any, message: str) -> None:
+    damage(make_run(tmp_path / "damaged", algorithm="ppo"))
+    make_run(tmp_path / "whole")
+    content = make_page(tmp_path / "damaged", tmp_path / "whole")
+    assert any(re.search(message, problem) for problem in content["problems"]), content["problems"]
+    drawn = [one for environment in content["environments"] for one in environment["series"] if one["curves"]]
+    assert len(drawn) == 2
+
+
+@pytest.mark.parametrize("text", [None, "", "a,b\n1,2\n", "seed,frames,episode_return\n"])
+def test_a_run_without_curves_leaves_the_others(tmp_path: Path, text: str | None) -> None:
+    run = make_run(tmp_path / "empty", algorithm="ppo", evaluated=False)
+    (run / "metrics.csv").unlink()
+    if text is not None:
+        (run / "metrics.csv").write_text(text)
+    make_run(tmp_path / "whole")
+    content = make_page(tmp_path / "empty", tmp_path / "whole")
+    assert any("metrics.csv" in problem for problem in content["problems"])
+    curves = {one["label"]: bool(one["curves"]) for one in content["environments"][0]["series"]}
+    assert curves == {"NCAPO": True, "PPO": False}
+    with pytest.raises(CapoError, match="has anything to draw"):
+        folders.read([tmp_path / "empty"])
+
+
+def test_mixed_versions_are_said(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", seeds=(0, 1))
+    make_run(tmp_path / "b", seeds=(2, 3), versions=VERSIONS | {"capo-rl": "0.2.0"})
+    remarks = make_page(tmp_path)["remarks"]
+    assert any("capo-rl 0.2.0 against 0.1.0" in remark and str(tmp_path / "b") in remark for remark in remarks)
+
+
+def test_an_evaluation_of_an_earlier_frame_is_not_the_final_one(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    evaluation = json.loads((run / "evaluation.json").read_text())
+    (run / "evaluation.json").write_text(json.dumps(evaluation | {"frames": 500}))
+    content = make_page(run)
+    assert any("is of frame 500 and not of the finished run" in problem for problem in content["problems"])
+    assert "training episodes" in content["environments"][0]["series"][0]["row"]["how"]
+
+
+def test_names_can_not_break_out_of_the_data(tmp_path: Path) -> None:
+    nasty = "<!--<script>&lt;img src=x>"
+    make_run(tmp_path / nasty, env="</script><script>alert(1)</script>")
+    html = page.render(*folders.read([tmp_path / nasty]))
+    assert html.count("<script") == 2, "the data and the page's own"
+    assert shown(html)["environments"][0]["name"] == "</script><script>alert(1)</script>"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "nowhere: there is no such folder"),
+        (["file"], "file: is a file; give the folder it is in"),
+        (["empty"], "empty: is not the folder of a run"),
+        (["run", "--out", "empty"], "is a folder; give a file such as empty/report.html"),
+        (["run", "--out", "no/where.html"], "there is no folder no"),
+    ],
+)
+def test_mistakes_are_named(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "package-lock.json").write_text("{}")
+    (tmp_path / "file").touch()
+    make_run(tmp_path / "run")
+    assert main(["report", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_folder_given_twice_is_drawn_once(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    content = make_page(run, tmp_path / "." / "run")
+    assert len(content["environments"][0]["series"]) == 1
+    assert any("given twice" in problem for problem in content["problems"])
+
+
+def test_a_large_picture_is_left_out_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_gif(make_run(tmp_path / "run") / "play.gif")
+    monkeypatch.setattr(page, "MAX_GIF", 10)
+    run = make_page(tmp_path / "run")["environments"][0]["series"][0]["runs"][0]
+    assert (run["gifs"], run["gifs_left_out"]) == ([], ["play.gif"])
+
+
+def test_the_papers_numbers_are_there() -> None:
+    assert len(paper.curves()) == 20
+    assert set(paper.of_environment("minatar-breakout")) == set(page.NAMES)
+    assert paper.of_environment("minatar-freeway") == {}
+    for (game, algorithm), (frames, returns) in paper.curves().items():
+        assert (np.diff(frames) > 0).all()
+        end = paper.final(f"minatar-{game}", algorithm)
+        assert end == pytest.approx(returns[-1], abs=0.5), (game, algorithm)
