@@ -113,6 +113,11 @@ class GymEnv:
             return None
         return int(self._source.num_envs) if self._vector else 1
 
+    @property
+    def vector_copies(self) -> int | None:
+        """How many environments a given vector environment steps; None if none was given."""
+        return self.fixed_copies if self._vector else None
+
     def encode(self, observations: NDArray) -> NDArray:
         """Raw observations (N, *raw_shape) as the networks take them: (N, *observation_shape)."""
         return self._encoding.encode(np.asarray(observations))

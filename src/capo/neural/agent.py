@@ -9,6 +9,7 @@ so that a run that was stopped and resumed goes through the same chunks as one t
 from __future__ import annotations
 
 import dataclasses
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -24,8 +25,9 @@ from capo.errors import CapoError, CapoWarning, unknown_name
 from capo.neural import algorithms, checkpoint, loop
 from capo.neural.checkpoint import Checkpoint, CheckpointStore
 from capo.neural.evaluation import Evaluation
+from capo.neural.host import check_copies
 from capo.neural.progress import Reporter, reporter
-from capo.neural.run import CHECKPOINTS, Interval, RunFolder, check_new, read_config
+from capo.neural.run import CHECKPOINTS, CONFIG, Interval, RunFolder, check_new, read_config
 from capo.neural.session import Session
 from capo.neural.settings import Settings, override
 from capo.neural.training import Rows, Training
@@ -81,7 +83,7 @@ class Agent:
                 "several seeds need the environment's id rather than one object: each seed starts anew"
             )
         self.preset = preset
-        self.config: Any = override(self._settings().preset(preset, self.env.name), settings)
+        self.config: Any = self._configure(settings)
         self.overrides = dict(settings)
         self.extra: dict[str, Any] = {}  # more entries for config.json, kept when the run is resumed
         self.out = None if out is None else Path(out)
@@ -98,6 +100,16 @@ class Agent:
         self._run_exists = False
         self._predictions = 0
         self._playing = 0
+
+    def _configure(self, settings: Mapping[str, Any]) -> Settings:
+        """The preset's settings with the user's; a vector environment has as many copies as it has."""
+        base = self._settings().preset(self.preset, self.env.name)
+        copies = getattr(self.env, "vector_copies", None)
+        if copies is not None:
+            settings = {"n_envs": copies, **settings}
+        config = override(base, settings)
+        check_copies(self.env, config.n_envs)  # type: ignore[attr-defined]
+        return config
 
     @classmethod
     def _settings(cls) -> type[Settings]:
@@ -165,6 +177,7 @@ class Agent:
             shown = reporter(training.target * per_iteration * len(training.parts), progress_bar)
             stack.callback(shown.close)
             self._introduce(shown, training, int(frames), progress_bar)
+            self._warn_if_idle(shown, training, iterations * per_iteration)
             session = Session(training, run, shown, self.checkpoint_every, self._content)
             session.start(new_plan=before != (training.target, self.config))
             session.train(None if callback is None else partial(callback, self))
@@ -210,6 +223,18 @@ class Agent:
             if not visible:
                 warnings.warn(text, CapoWarning, stacklevel=3)
 
+    def _warn_if_idle(self, shown: Reporter, training: Training, frames: int) -> None:
+        """Say so if the learning rate has already come to its end, which is 0."""
+        done = training.iteration * int(training.learner.frames_per_iteration)
+        if self.config.learning_rate_schedule == "constant" or done < self.config.horizon:
+            return
+        text = (
+            f"the learning rate fell to 0 at the horizon ({self.config.horizon:,} frames) and stays there, so "
+            f"nothing will be learned: learn({frames}, horizon={done + frames}) spreads the schedules anew"
+        )
+        shown.message(text)
+        warnings.warn(text, CapoWarning, stacklevel=3)
+
     # Files ------------------------------------------------------------------------------------------------
 
     def _open_run(self, training: Training) -> RunFolder | None:
@@ -230,6 +255,7 @@ class Agent:
             "log_every": training.log_every * per_iteration,
             "checkpoint_every": str(self.checkpoint_every),
             "keep": self.keep,
+            "start_frames": training.iteration * per_iteration,
             "extra": self.extra,
             **provenance(),
         }
@@ -238,6 +264,7 @@ class Agent:
             self._run_exists = True
         else:
             run = RunFolder.open(self.out)
+            config["start_frames"] = run.config.get("start_frames", 0)
             run.write_config({**run.config, **config})
         return run
 
@@ -316,6 +343,11 @@ class Agent:
         try:
             saved = run.store.load(use_previous)
             if saved is None:
+                if config.get("start_frames", 0):
+                    raise CapoError(
+                        f"{path}: the run was to go on from a saved agent at frame {config['start_frames']:,} and "
+                        "ended before its first checkpoint: load that agent again, with another out="
+                    )
                 agent = cls._from_config(config, env)
             else:
                 agent = cls._from_checkpoint(saved, env)
@@ -557,8 +589,16 @@ def load(path: str | Path, env: Any = None) -> Agent:
 
 def _newest(path: Path) -> Checkpoint:
     """The checkpoint that ``path`` stands for: itself, or the newest one of a run's folder."""
+    file = _file(path)
     if not path.is_dir():
-        return checkpoint.read(path if path.exists() else _file(path))
+        return checkpoint.read(path if path.exists() else file)
+    if file != path and file.exists():
+        if not (path / CONFIG).exists():
+            return checkpoint.read(file)
+        raise CapoError(
+            f"{path}: there are both the run {path}{os.sep} and the saved agent {file}: load {file} "
+            f"or {path / CHECKPOINTS}{os.sep}..., or move one of them"
+        )
     read_config(path)  # says so if this is no run
     saved = CheckpointStore(path / CHECKPOINTS).load()
     if saved is None:

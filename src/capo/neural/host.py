@@ -135,6 +135,7 @@ class HostLearner(_Learner):
                 f"(n_seeds=1, not {n_seeds})"
             )
         super().__init__(env, config, n_seeds)
+        check_copies(env, self.config.n_envs)
         self._collector: Collector | None = None
         self._expected: tuple[int, int] | None = None  # key and iteration that the collector stands at
         self._behave = jax.jit(self._behave_jitted)
@@ -269,6 +270,16 @@ class HostLearner(_Learner):
             except Exception as error:  # whatever a user's environment raises
                 raise EnvironmentFailed(f"{self.env.name}: its reset raised {_words(error)}") from error
         return self._collector
+
+
+def check_copies(env: Any, n_envs: int) -> None:
+    """Raise if ``env`` was given as a vector environment of another size than the settings say."""
+    copies = getattr(env, "vector_copies", None)
+    if copies not in (None, n_envs):
+        raise CapoError(
+            f"{env.name!r} is a vector environment of {copies} copies, but n_envs={n_envs}: leave n_envs out "
+            f"(or set it to {copies}), or give an environment of {n_envs}"
+        )
 
 
 def _position(state: TrainState) -> tuple[int, int]:

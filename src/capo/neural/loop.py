@@ -57,10 +57,12 @@ class _Learner:
     def describe(self) -> str:
         """What a run will do, in a few lines: frames, replay ratio, batch, updates, memory."""
         config = self.config
+        single = getattr(self.env, "fixed_copies", None) == 1 and config.n_envs > 1
+        rollouts = f"{config.n_envs} rollouts of one environment" if single else f"{config.n_envs} environments"
         learning, *more = self.algorithm.describe_learning(self.n_seeds)
         return "\n".join(
             (
-                f"{self.env.name}: {self.n_seeds} seed(s), {config.n_envs} environments x "
+                f"{self.env.name}: {self.n_seeds} seed(s), {rollouts} x "
                 f"{config.rollout_length} steps = {self.frames_per_iteration} frames an iteration and seed",
                 learning,
                 f"network: {self.network.kind}, {self.n_parameters:,} parameters",
@@ -307,7 +309,8 @@ class JittedLearner(_Learner):
                 env_keys, env_state, action.astype(jnp.int32)
             )
             returns = returns + jnp.where(running, reward, 0.0)
-            return t + 1, env_state, obs, returns, running & ~(terminated | truncated)
+            done = jnp.asarray(terminated, jnp.bool_) | jnp.asarray(truncated, jnp.bool_)
+            return t + 1, env_state, obs, returns, running & ~done
 
         env_state, obs = jax.vmap(self.env.reset)(
             jax.random.split(jax.random.fold_in(key, MAX_EVALUATION_STEPS), episodes)

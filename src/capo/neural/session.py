@@ -79,7 +79,7 @@ class Session:
                 if self.run is not None:
                     self.run.log(rows)
                 self._show(rows)
-                if callback is not None and callback(rows) is False:
+                if callback is not None and _is_false(callback(rows)):
                     self._checkpoint()
                     return
                 if part.iteration >= training.target or self._due():
@@ -149,3 +149,8 @@ class Session:
             return time.monotonic() - self._saved_at >= self.every.seconds
         assert self.every.frames is not None
         return self.training.total_frames - self._saved_frames >= self.every.frames
+
+
+def _is_false(answer: Any) -> bool:
+    """Whether a callback said False, Python's or numpy's; None and other values don't stop a run."""
+    return isinstance(answer, bool | np.bool_) and not answer
