@@ -9,6 +9,7 @@ so that a run that was stopped and resumed goes through the same chunks as one t
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +25,7 @@ from capo import envs
 from capo.errors import CapoError, CapoWarning, unknown_name
 from capo.neural import algorithms, checkpoint, loop
 from capo.neural.checkpoint import Checkpoint, CheckpointStore
-from capo.neural.evaluation import Evaluation
+from capo.neural.evaluation import Evaluation, check_seed
 from capo.neural.host import check_copies
 from capo.neural.progress import Reporter, reporter
 from capo.neural.run import CHECKPOINTS, CONFIG, Interval, RunFolder, check_new, read_config
@@ -159,8 +160,10 @@ class Agent:
             Interrupted: a KeyboardInterrupt, after SIGINT or SIGTERM; the agent is intact.
             CapoError: if a loss or parameter stops being finite, or the disk refuses to be written.
         """
-        if isinstance(frames, bool) or int(frames) != frames or frames < 1:
+        if not _is_count(frames):
             raise CapoError(f"learn({frames!r}): the number of frames has to be a positive integer")
+        if horizon is not None and not _is_count(horizon):
+            raise CapoError(f"horizon={horizon!r}: has to be a positive number of frames")
         training = self._ready()
         training.start()  # says so if there is no state to go on from, before anything is written
         per_iteration = int(training.learner.frames_per_iteration)
@@ -193,8 +196,6 @@ class Agent:
 
     def _set_horizon(self, training: Training, first: int, given: int | None) -> None:
         wanted = given if given is not None else self.config.horizon if self._horizon_set else first
-        if wanted < 1:
-            raise CapoError(f"horizon={wanted}: has to be a positive number of frames")
         self._horizon_set = True
         if wanted != self.config.horizon:
             self.config = dataclasses.replace(self.config, horizon=int(wanted))
@@ -468,15 +469,25 @@ class Agent:
         """
         del episode_start
         shape = tuple(getattr(self.env, "raw_shape", self.env.observation_shape))
-        array = np.asarray(observation)
+        try:
+            array = np.asarray(observation)
+        except ValueError:  # rows of different lengths
+            array = np.empty((), object)
+        if array.dtype.kind not in "biuf":
+            raise CapoError(
+                f"predict: an observation is an array of numbers of shape {shape}, or a batch {('n', *shape)}; "
+                f"{type(observation).__name__} of {array.dtype} was given"
+            )
         single = array.shape == shape
-        if (not single and array.shape[1:] != shape) or array.dtype == object:
+        if not single and (array.ndim == 0 or array.shape[1:] != shape):
             raise CapoError(
                 f"predict: an observation of shape {array.shape} was given; {self.env.name} has shape "
                 f"{shape}, a batch of them {('n', *shape)}"
             )
         batch = array[None] if single else array
         mask = None if action_mask is None else self._mask(action_mask, len(batch))
+        if not len(batch):
+            return np.zeros(0, np.int64), state
         learner, params = self._policy(self._playing)
         key = jax.random.fold_in(_key(self.seeds[self._playing], PREDICT_STREAM), self._predictions)
         self._predictions += 1
@@ -506,6 +517,7 @@ class Agent:
         """
         if episodes < 1:
             raise CapoError(f"evaluate({episodes}): at least one episode is needed")
+        check_seed(seed)
         returns = []
         for index, trained in enumerate(self.seeds):
             learner, params = self._policy(index)
@@ -616,9 +628,15 @@ def _seeds(seed: int, seeds: int | Sequence[int] | None) -> list[int]:
     if not chosen or len(set(chosen)) != len(chosen):
         raise CapoError(f"seeds={seeds!r}: at least one is needed, and no two may be equal")
     for one in chosen:
-        if isinstance(one, bool) or not isinstance(one, int | np.integer) or not 0 <= one < 2**31:
-            raise CapoError(f"seed {one!r}: has to be an integer from 0 to 2**31 - 1")
+        check_seed(one)
     return [int(one) for one in chosen]
+
+
+def _is_count(value: Any) -> bool:
+    """Whether ``value`` is a positive whole number; 1e6 is one."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        return False
+    return bool(math.isfinite(value) and value >= 1 and int(value) == value)
 
 
 def _key(seed: int, stream: int) -> jax.Array:

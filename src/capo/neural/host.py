@@ -219,11 +219,14 @@ class HostLearner(_Learner):
             obs, count = moved.obs, count + 1
             total[moved.valid] += moved.reward[moved.valid]
             steps[moved.valid] += 1
-            for i in np.flatnonzero(
-                moved.valid & (moved.terminated | moved.truncated | (steps >= MAX_EVALUATION_STEPS))
-            ):
+            ended = moved.terminated | moved.truncated
+            capped = moved.valid & ~ended & (steps >= MAX_EVALUATION_STEPS)
+            for i in np.flatnonzero((moved.valid & ended) | capped):
                 returns[i].append(total[i])
                 total[i], steps[i] = 0.0, 0
+            if capped.any():  # what follows is another episode, not the rest of this one
+                obs = obs.copy()
+                obs[capped] = envs.restart(capped)
         envs.close()
         return np.array([value for mine in returns for value in mine[:share]], np.float32)[:episodes]
 
