@@ -12,14 +12,14 @@ from capo.experiments import batch_neural as bn
 from capo.experiments import grid
 from capo.experiments.common import read_csv
 
-DRAWN = {key: found for key, found in grid.METHODS.items() if any(key in row for row in grid._ROWS.values())}
+FEW = {key: grid.METHODS[key] for key in ("capo all", "offpac walk", "ppo own")}  # compiling is what takes time
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     out = tmp_path_factory.mktemp("grid")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grid, "METHODS", DRAWN)
+        patch.setattr(grid, "METHODS", FEW)
         patch.setattr(grid, "SIZES", replace(grid.SIZES, iterations=500))
         grid.run(out, quick=True, progress=False)
     return out
@@ -61,7 +61,7 @@ def test_all_learn_and_exact_capo_is_first(folder):
             far = np.where(mdp.terminal, 0.0, 1 + reached)
         returns.append(mdp.start @ (101 - far))
     assert best == pytest.approx(np.mean(returns))
-    for method in ("capo all", "offpac all", "ppo own"):
+    for method in ("capo all", "offpac walk", "ppo own"):
         assert table["step 5", method, 1e-3]["final"] > best - 1
     exact = [row for row in table.values() if row["method"] == "exact batch"]
     assert all(row["near_optimum"] == 5 and row["median_first"] <= 10 for row in exact)
@@ -69,7 +69,7 @@ def test_all_learn_and_exact_capo_is_first(folder):
 
 
 def test_report_and_figure_need_the_files_only(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(grid, "METHODS", DRAWN)
+    monkeypatch.setattr(grid, "METHODS", FEW)
     monkeypatch.setattr(grid, "run_all", None)
     monkeypatch.setattr(grid, "solve", None)
     text = grid.report(folder)

@@ -17,7 +17,7 @@ import capo
 def cut_off(agent: capo.NCAPO, monkeypatch: pytest.MonkeyPatch) -> None:
     """``agent`` after a second Ctrl-C in the middle of a jitted call, which has taken the state."""
 
-    def stopped(state: Any, iterations: int) -> Any:
+    def stopped(*_: Any) -> Any:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -38,7 +38,7 @@ def test_a_lost_state_is_not_replaced_by_an_untrained_one(tmp_path: Path, monkey
         lambda: agent.save(saved),
         lambda: agent.learn(FRAMES),
     ):
-        with pytest.raises(capo.CapoError, match="training state was lost.*capo resume DIR"):
+        with pytest.raises(capo.CapoError, match=r"training state was lost.*capo resume DIR"):
             use()
     assert (saved.read_bytes(), sorted((out / "checkpoints").iterdir())[: len(before[1])]) == before
     assert capo.NCAPO.resume(out).frames == 10 * FRAMES
@@ -61,10 +61,11 @@ class Fragile(gymnasium.Env[Any, Any]):
     nan_at = 10**9
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
+        super().reset(seed=seed, options=options)
         return np.zeros(1, np.float32), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        del action
         self.steps += 1
         if self.steps == self.breaks_at:
             raise RuntimeError("the simulator is gone")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import signal
 import sys
 from pathlib import Path
@@ -20,7 +21,7 @@ def positive_integer(text: str) -> int:
         number = float(text.replace("_", ""))
     except ValueError:
         number = -1.0
-    if not (number >= 1 and number == int(number)):
+    if not (math.isfinite(number) and number >= 1 and number == int(number)):
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
     return int(number)
 

@@ -19,7 +19,7 @@ EXPERIMENTS: dict[str, tuple[str, str]] = {
     "bandit": ("capo.experiments.bandit", "variable against fixed steps, on- and off-policy (about 1.5 minutes)"),
     "rates": ("capo.experiments.rates", "the gap of every algorithm and its theorem's bound (about 3 minutes)"),
     "chain": ("capo.experiments.chain", "CAPO and Off-PAC with true values on the chain (about 6 minutes)"),
-    "grid": ("capo.experiments.grid", "CAPO, Off-PAC and PPO with true values in the maze (about 5 minutes)"),
+    "grid": ("capo.experiments.grid", "CAPO, Off-PAC and PPO with true values in the maze (about 10 minutes)"),
     "noise": ("capo.experiments.noise", "critics whose signs or sizes are wrong (about 5 minutes)"),
     "minatar": ("capo.experiments.minatar", "the main figure: five games, five algorithms (hours, or a GPU)"),
 }

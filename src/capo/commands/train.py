@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from capo.commands.common import finish, formatter, positive_integer
-from capo.errors import CapoError
+from capo.errors import CapoError, unknown_name
 
 if TYPE_CHECKING:
     from capo.neural.agent import Agent
+
+FRAMES = 1_000_000  # unless told, on environments inside jax
+FRAMES_HOST = 200_000  # the same where Gymnasium steps the environment
+
+# Arguments that are options of their own, by the name that one may try to --set.
+OPTIONS = {
+    **{name: f"--{name}" for name in ("seed", "seeds", "preset", "frames", "out", "keep", "algo")},
+    **{name: f"--{name.replace('_', '-')}" for name in ("checkpoint_every", "log_every", "eval_episodes")},
+    "algorithm": "--algo",
+    "env": "ENV, the first argument",
+}
 
 EXAMPLES = """examples:
   capo train minatar-breakout --frames 1000000
@@ -43,8 +56,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--frames",
         type=positive_integer,
-        default=1_000_000,
-        help="environment steps of each seed (default: 1000000)",
+        help=f"environment steps of each seed (default: {FRAMES}; {FRAMES_HOST} on Gymnasium environments, "
+        "which are slower)",
     )
     parser.add_argument(
         "--seeds", type=positive_integer, default=1, metavar="K", help="train K seeds (default: 1)"
@@ -82,10 +95,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.eval_episodes < 0:
         raise CapoError(f"--eval-episodes {arguments.eval_episodes}: give 0 (no evaluation) or more")
     settings = parse_settings(arguments.set)
+    from capo.envs import is_jitted
     from capo.neural.agent import algorithm
     from capo.neural.run import next_folder
 
     agent_class: type[Agent] = algorithm(arguments.algo)
+    check_settings(settings, [field.name for field in dataclasses.fields(agent_class._settings())])
     agent = agent_class(
         arguments.env,
         arguments.preset,
@@ -99,7 +114,17 @@ def run(arguments: argparse.Namespace) -> int:
     )
     agent.extra["eval_episodes"] = arguments.eval_episodes  # a resumed run ends in the same way
     print(f"capo: training {arguments.algo} on {arguments.env} in {agent.out}", file=sys.stderr, flush=True)
-    return finish(agent, arguments.frames)
+    return finish(agent, arguments.frames or (FRAMES if is_jitted(agent.env) else FRAMES_HOST))
+
+
+def check_settings(settings: Mapping[str, Any], allowed: Sequence[str]) -> None:
+    """Raise where a key of --set is none of the algorithm's settings."""
+    for name in settings:
+        if name in OPTIONS:
+            option = OPTIONS[name]
+            raise CapoError(f"--set {name}={settings[name]}: {name} is no setting, give it as {option}")
+        if name not in allowed:
+            raise unknown_name("setting", name, allowed)
 
 
 def parse_settings(pairs: list[str]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import importlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -38,6 +39,8 @@ class HostEnvs(Protocol):
     def reset(self, seed: int) -> NDArray: ...
 
     def step(self, action: NDArray) -> HostStep: ...
+
+    def restart(self, who: NDArray) -> NDArray: ...
 
     def close(self) -> None: ...
 
@@ -78,6 +81,9 @@ class GymEnv:
         self._encoding = _encoding(self.name, observation_space)
         self.observation_shape = self._encoding.shape
         self.observation_dtype = self._encoding.dtype
+        # What the networks divide bytes by: images have 255, a board of 0 and 1 has 1.
+        bounds = np.asarray(getattr(observation_space, "high", 255))
+        self.observation_high = max(int(bounds.max()), 1) if self.observation_dtype == np.uint8 else 255
         self.raw_shape: tuple[int, ...] = tuple(observation_space.shape or ())
 
     @staticmethod
@@ -112,6 +118,11 @@ class GymEnv:
         if isinstance(self._source, str):
             return None
         return int(self._source.num_envs) if self._vector else 1
+
+    @property
+    def vector_copies(self) -> int | None:
+        """How many environments a given vector environment steps; None if none was given."""
+        return self.fixed_copies if self._vector else None
 
     def encode(self, observations: NDArray) -> NDArray:
         """Raw observations (N, *raw_shape) as the networks take them: (N, *observation_shape)."""
@@ -179,7 +190,7 @@ def _encoding(name: str, space: Any) -> _Encoding:
     if isinstance(space, spaces.Discrete):
         size, start = int(space.n), int(space.start)
         eye = np.eye(size, dtype=np.bool_)
-        return _Encoding((size,), np.dtype(np.bool_), lambda obs: eye[obs.astype(np.int64) - start])
+        return _Encoding((size,), np.dtype(np.bool_), partial(_one_hot, name, eye, start))
     if isinstance(space, spaces.MultiBinary):
         return _Encoding(tuple(space.shape), np.dtype(np.bool_), lambda obs: obs.astype(np.bool_))
     if isinstance(space, spaces.Box):
@@ -191,6 +202,18 @@ def _encoding(name: str, space: Any) -> _Encoding:
         f"{name!r} has the observation space {space}; Box, Discrete and MultiBinary are supported: "
         "flatten it with gymnasium.wrappers.FlattenObservation"
     )
+
+
+def _one_hot(name: str, eye: NDArray, start: int, obs: NDArray) -> NDArray:
+    with np.errstate(invalid="ignore"):  # nan becomes some integer, and differs from it
+        index = obs.astype(np.int64) - start
+    wrong = (index < 0) | (index >= len(eye)) | (obs != index + start)
+    if wrong.any():
+        raise CapoError(
+            f"{name!r}: {obs[wrong][0]!s} is no observation of it, these are the integers from {start} to "
+            f"{start + len(eye) - 1}"
+        )
+    return eye[index]
 
 
 class _Copies:
@@ -221,6 +244,10 @@ class _Copies:
             truncated & ~terminated,
             np.ones(self.n, np.bool_),
         )
+
+    def restart(self, who: NDArray) -> NDArray:
+        """Start new episodes where ``who`` (n,) says so; the observations (n, ...) of these copies."""
+        return self._encode(np.stack([self._envs[i].reset()[0] for i in np.flatnonzero(who)]))
 
     def close(self) -> None:
         """Close what was made here; an environment that the user made is the user's to close."""
@@ -262,6 +289,11 @@ class _GivenVector:
             else:
                 obs = self._encode(self._vector.reset(options={"reset_mask": done})[0])
         return HostStep(obs, successor, np.asarray(reward, np.float32), terminated, truncated & ~terminated, valid)
+
+    def restart(self, who: NDArray) -> NDArray:
+        """As above; Gymnasium's vector environments reset single copies in every mode."""
+        self._only_resets = self._only_resets & ~who
+        return self._encode(self._vector.reset(options={"reset_mask": who})[0])[who]
 
     def close(self) -> None:
         """The user made it and closes it."""

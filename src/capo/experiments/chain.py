@@ -318,6 +318,8 @@ def _draw_curves(path: Path, curves: dict[tuple[Any, ...], list[dict[str, Any]]]
     with figures.figure(path, 1, 4, size=(13, 4.2), sharey=True) as (drawing, axes):
         for axis, (name, policy, rate, title) in zip(axes, _PANELS, strict=True):
             for method, (colour, style) in _STYLES.items():
+                if (name, policy, method, rate) not in curves:
+                    continue
                 rows = curves[name, policy, method, rate]
                 x = [row["iteration"] for row in rows]
                 axis.plot(x, [row["mean"] for row in rows], color=colour, ls=style, label=METHODS[method][0])

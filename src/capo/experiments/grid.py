@@ -266,6 +266,8 @@ def draw(folder: Path, out: Path) -> list[Path]:
         for axis_row, (source, methods) in zip(axes, _ROWS.items(), strict=True):
             for axis, name in zip(axis_row, names, strict=True):
                 for method, (label, colour, style) in methods.items():
+                    if (name, method) not in curves:
+                        continue
                     rows = curves[name, method]
                     x = [row["iteration"] for row in rows]
                     axis.plot(x, [row["mean"] for row in rows], color=colour, ls=style, label=label)

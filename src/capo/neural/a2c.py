@@ -94,11 +94,11 @@ class A2CConfig(Settings):
             )
         if is_minatar(env_name):
             return cls(
-                n_envs=64,
+                n_envs=16,
                 gae_lambda=0.95,
                 learning_rate=1e-3,
                 learning_rate_schedule="linear",
-                optimiser="rmsprop-tf",
+                optimiser="adam",
                 entropy=0.01,
                 width=128,
                 activation="relu",

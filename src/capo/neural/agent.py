@@ -9,6 +9,8 @@ so that a run that was stopped and resumed goes through the same chunks as one t
 from __future__ import annotations
 
 import dataclasses
+import math
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -23,9 +25,10 @@ from capo import envs
 from capo.errors import CapoError, CapoWarning, unknown_name
 from capo.neural import algorithms, checkpoint, loop
 from capo.neural.checkpoint import Checkpoint, CheckpointStore
-from capo.neural.evaluation import Evaluation
+from capo.neural.evaluation import Evaluation, check_seed
+from capo.neural.host import check_copies
 from capo.neural.progress import Reporter, reporter
-from capo.neural.run import CHECKPOINTS, Interval, RunFolder, check_new, read_config
+from capo.neural.run import CHECKPOINTS, CONFIG, Interval, RunFolder, check_new, read_config
 from capo.neural.session import Session
 from capo.neural.settings import Settings, override
 from capo.neural.training import Rows, Training
@@ -81,7 +84,7 @@ class Agent:
                 "several seeds need the environment's id rather than one object: each seed starts anew"
             )
         self.preset = preset
-        self.config: Any = override(self._settings().preset(preset, self.env.name), settings)
+        self.config: Any = self._configure(settings)
         self.overrides = dict(settings)
         self.extra: dict[str, Any] = {}  # more entries for config.json, kept when the run is resumed
         self.out = None if out is None else Path(out)
@@ -98,6 +101,16 @@ class Agent:
         self._run_exists = False
         self._predictions = 0
         self._playing = 0
+
+    def _configure(self, settings: Mapping[str, Any]) -> Settings:
+        """The preset's settings with the user's; a vector environment has as many copies as it has."""
+        base = self._settings().preset(self.preset, self.env.name)
+        copies = getattr(self.env, "vector_copies", None)
+        if copies is not None:
+            settings = {"n_envs": copies, **settings}
+        config = override(base, settings)
+        check_copies(self.env, config.n_envs)  # type: ignore[attr-defined]
+        return config
 
     @classmethod
     def _settings(cls) -> type[Settings]:
@@ -147,8 +160,10 @@ class Agent:
             Interrupted: a KeyboardInterrupt, after SIGINT or SIGTERM; the agent is intact.
             CapoError: if a loss or parameter stops being finite, or the disk refuses to be written.
         """
-        if isinstance(frames, bool) or int(frames) != frames or frames < 1:
+        if not _is_count(frames):
             raise CapoError(f"learn({frames!r}): the number of frames has to be a positive integer")
+        if horizon is not None and not _is_count(horizon):
+            raise CapoError(f"horizon={horizon!r}: has to be a positive number of frames")
         training = self._ready()
         training.start()  # says so if there is no state to go on from, before anything is written
         per_iteration = int(training.learner.frames_per_iteration)
@@ -165,6 +180,7 @@ class Agent:
             shown = reporter(training.target * per_iteration * len(training.parts), progress_bar)
             stack.callback(shown.close)
             self._introduce(shown, training, int(frames), progress_bar)
+            self._warn_if_idle(shown, training, iterations * per_iteration)
             session = Session(training, run, shown, self.checkpoint_every, self._content)
             session.start(new_plan=before != (training.target, self.config))
             session.train(None if callback is None else partial(callback, self))
@@ -180,8 +196,6 @@ class Agent:
 
     def _set_horizon(self, training: Training, first: int, given: int | None) -> None:
         wanted = given if given is not None else self.config.horizon if self._horizon_set else first
-        if wanted < 1:
-            raise CapoError(f"horizon={wanted}: has to be a positive number of frames")
         self._horizon_set = True
         if wanted != self.config.horizon:
             self.config = dataclasses.replace(self.config, horizon=int(wanted))
@@ -210,6 +224,18 @@ class Agent:
             if not visible:
                 warnings.warn(text, CapoWarning, stacklevel=3)
 
+    def _warn_if_idle(self, shown: Reporter, training: Training, frames: int) -> None:
+        """Say so if the learning rate has already come to its end, which is 0."""
+        done = training.iteration * int(training.learner.frames_per_iteration)
+        if self.config.learning_rate_schedule == "constant" or done < self.config.horizon:
+            return
+        text = (
+            f"the learning rate fell to 0 at the horizon ({self.config.horizon:,} frames) and stays there, so "
+            f"nothing will be learned: learn({frames}, horizon={done + frames}) spreads the schedules anew"
+        )
+        shown.message(text)
+        warnings.warn(text, CapoWarning, stacklevel=3)
+
     # Files ------------------------------------------------------------------------------------------------
 
     def _open_run(self, training: Training) -> RunFolder | None:
@@ -230,6 +256,7 @@ class Agent:
             "log_every": training.log_every * per_iteration,
             "checkpoint_every": str(self.checkpoint_every),
             "keep": self.keep,
+            "start_frames": training.iteration * per_iteration,
             "extra": self.extra,
             **provenance(),
         }
@@ -238,6 +265,7 @@ class Agent:
             self._run_exists = True
         else:
             run = RunFolder.open(self.out)
+            config["start_frames"] = run.config.get("start_frames", 0)
             run.write_config({**run.config, **config})
         return run
 
@@ -316,6 +344,11 @@ class Agent:
         try:
             saved = run.store.load(use_previous)
             if saved is None:
+                if config.get("start_frames", 0):
+                    raise CapoError(
+                        f"{path}: the run was to go on from a saved agent at frame {config['start_frames']:,} and "
+                        "ended before its first checkpoint: load that agent again, with another out="
+                    )
                 agent = cls._from_config(config, env)
             else:
                 agent = cls._from_checkpoint(saved, env)
@@ -436,15 +469,25 @@ class Agent:
         """
         del episode_start
         shape = tuple(getattr(self.env, "raw_shape", self.env.observation_shape))
-        array = np.asarray(observation)
+        try:
+            array = np.asarray(observation)
+        except ValueError:  # rows of different lengths
+            array = np.empty((), object)
+        if array.dtype.kind not in "biuf":
+            raise CapoError(
+                f"predict: an observation is an array of numbers of shape {shape}, or a batch {('n', *shape)}; "
+                f"{type(observation).__name__} of {array.dtype} was given"
+            )
         single = array.shape == shape
-        if (not single and array.shape[1:] != shape) or array.dtype == object:
+        if not single and (array.ndim == 0 or array.shape[1:] != shape):
             raise CapoError(
                 f"predict: an observation of shape {array.shape} was given; {self.env.name} has shape "
                 f"{shape}, a batch of them {('n', *shape)}"
             )
         batch = array[None] if single else array
         mask = None if action_mask is None else self._mask(action_mask, len(batch))
+        if not len(batch):
+            return np.zeros(0, np.int64), state
         learner, params = self._policy(self._playing)
         key = jax.random.fold_in(_key(self.seeds[self._playing], PREDICT_STREAM), self._predictions)
         self._predictions += 1
@@ -474,6 +517,7 @@ class Agent:
         """
         if episodes < 1:
             raise CapoError(f"evaluate({episodes}): at least one episode is needed")
+        check_seed(seed)
         returns = []
         for index, trained in enumerate(self.seeds):
             learner, params = self._policy(index)
@@ -557,8 +601,16 @@ def load(path: str | Path, env: Any = None) -> Agent:
 
 def _newest(path: Path) -> Checkpoint:
     """The checkpoint that ``path`` stands for: itself, or the newest one of a run's folder."""
+    file = _file(path)
     if not path.is_dir():
-        return checkpoint.read(path if path.exists() else _file(path))
+        return checkpoint.read(path if path.exists() else file)
+    if file != path and file.exists():
+        if not (path / CONFIG).exists():
+            return checkpoint.read(file)
+        raise CapoError(
+            f"{path}: there are both the run {path}{os.sep} and the saved agent {file}: load {file} "
+            f"or {path / CHECKPOINTS}{os.sep}..., or move one of them"
+        )
     read_config(path)  # says so if this is no run
     saved = CheckpointStore(path / CHECKPOINTS).load()
     if saved is None:
@@ -576,9 +628,15 @@ def _seeds(seed: int, seeds: int | Sequence[int] | None) -> list[int]:
     if not chosen or len(set(chosen)) != len(chosen):
         raise CapoError(f"seeds={seeds!r}: at least one is needed, and no two may be equal")
     for one in chosen:
-        if isinstance(one, bool) or not isinstance(one, int | np.integer) or not 0 <= one < 2**31:
-            raise CapoError(f"seed {one!r}: has to be an integer from 0 to 2**31 - 1")
+        check_seed(one)
     return [int(one) for one in chosen]
+
+
+def _is_count(value: Any) -> bool:
+    """Whether ``value`` is a positive whole number; 1e6 is one."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        return False
+    return bool(math.isfinite(value) and value >= 1 and int(value) == value)
 
 
 def _key(seed: int, stream: int) -> jax.Array:

@@ -8,7 +8,7 @@ arguments, written for one seed.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import jax
@@ -58,7 +58,8 @@ class Algorithm(ABC):
 
     def __init__(self, config: Any, env: Any) -> None:
         self.config = config
-        self.network = self._network(tuple(env.observation_shape), int(env.n_actions))
+        network = self._network(tuple(env.observation_shape), int(env.n_actions))
+        self.network = replace(network, byte_high=int(getattr(env, "observation_high", 255)))
         self.rollouts: ReplaySpec = replay.spec_for(
             config, env.observation_shape, env.observation_dtype, may_truncate(env)
         )

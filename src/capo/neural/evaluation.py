@@ -7,6 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from capo.errors import CapoError
+
+
+def check_seed(seed: Any) -> None:
+    """Raises a CapoError if ``seed`` can't be one."""
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**31:
+        raise CapoError(f"seed {seed!r}: has to be an integer from 0 to 2**31 - 1")
+
 
 @dataclass(frozen=True)
 class Evaluation:

@@ -135,6 +135,7 @@ class HostLearner(_Learner):
                 f"(n_seeds=1, not {n_seeds})"
             )
         super().__init__(env, config, n_seeds)
+        check_copies(env, self.config.n_envs)
         self._collector: Collector | None = None
         self._expected: tuple[int, int] | None = None  # key and iteration that the collector stands at
         self._behave = jax.jit(self._behave_jitted)
@@ -218,11 +219,14 @@ class HostLearner(_Learner):
             obs, count = moved.obs, count + 1
             total[moved.valid] += moved.reward[moved.valid]
             steps[moved.valid] += 1
-            for i in np.flatnonzero(
-                moved.valid & (moved.terminated | moved.truncated | (steps >= MAX_EVALUATION_STEPS))
-            ):
+            ended = moved.terminated | moved.truncated
+            capped = moved.valid & ~ended & (steps >= MAX_EVALUATION_STEPS)
+            for i in np.flatnonzero((moved.valid & ended) | capped):
                 returns[i].append(total[i])
                 total[i], steps[i] = 0.0, 0
+            if capped.any():  # what follows is another episode, not the rest of this one
+                obs = obs.copy()
+                obs[capped] = envs.restart(capped)
         envs.close()
         return np.array([value for mine in returns for value in mine[:share]], np.float32)[:episodes]
 
@@ -269,6 +273,16 @@ class HostLearner(_Learner):
             except Exception as error:  # whatever a user's environment raises
                 raise EnvironmentFailed(f"{self.env.name}: its reset raised {_words(error)}") from error
         return self._collector
+
+
+def check_copies(env: Any, n_envs: int) -> None:
+    """Raise if ``env`` was given as a vector environment of another size than the settings say."""
+    copies = getattr(env, "vector_copies", None)
+    if copies not in (None, n_envs):
+        raise CapoError(
+            f"{env.name!r} is a vector environment of {copies} copies, but n_envs={n_envs}: leave n_envs out "
+            f"(or set it to {copies}), or give an environment of {n_envs}"
+        )
 
 
 def _position(state: TrainState) -> tuple[int, int]:

@@ -9,6 +9,7 @@ replay is a slice and not a scatter.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from capo.envs.protocol import is_jitted, may_truncate
 from capo.errors import CapoError
 from capo.neural import algorithms
 from capo.neural.algorithm import Algorithm, Metrics, TrainState
+from capo.neural.networks import ShapesOnly
 from capo.neural.replay import ReplaySpec, Rollout
 from capo.neural.settings import Settings
 
@@ -57,10 +59,12 @@ class _Learner:
     def describe(self) -> str:
         """What a run will do, in a few lines: frames, replay ratio, batch, updates, memory."""
         config = self.config
+        single = getattr(self.env, "fixed_copies", None) == 1 and config.n_envs > 1
+        rollouts = f"{config.n_envs} rollouts of one environment" if single else f"{config.n_envs} environments"
         learning, *more = self.algorithm.describe_learning(self.n_seeds)
         return "\n".join(
             (
-                f"{self.env.name}: {self.n_seeds} seed(s), {config.n_envs} environments x "
+                f"{self.env.name}: {self.n_seeds} seed(s), {rollouts} x "
                 f"{config.rollout_length} steps = {self.frames_per_iteration} frames an iteration and seed",
                 learning,
                 f"network: {self.network.kind}, {self.n_parameters:,} parameters",
@@ -76,7 +80,7 @@ class _Learner:
     @property
     def n_parameters(self) -> int:
         """Numbers in the networks of one seed, target networks aside."""
-        return sum(leaf.size for leaf in jax.tree.leaves(self.algorithm.init_params(np.random.default_rng(0))))
+        return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(self.algorithm.init_params(ShapesOnly())))
 
     def take_kept(self) -> TrainState | None:
         """After a :meth:`run` that failed: the last whole state, if there still is one."""
@@ -142,14 +146,39 @@ class _Learner:
         )
 
     def _refuse_what_does_not_fit(self) -> None:
+        free = available_memory()
+        networks = self._network_bytes(free)
+        if free is not None and networks > 0.8 * free:
+            raise CapoError(
+                f"the networks and their optimiser need {networks / 1e6:,.0f} MB ({self.n_parameters:,} parameters "
+                f"x {self.n_seeds} seed(s)) but {free / 1e6:,.0f} MB are free: set a smaller width than "
+                f"{self.config.width}, or run fewer seeds"
+            )
         one, setting, value = self.algorithm.memory
-        needed, free = one * self.n_seeds, available_memory()
+        needed = one * self.n_seeds
         if free is not None and needed > 0.8 * free:
             raise CapoError(
                 f"the replay needs {needed / 1e6:,.0f} MB ({setting}={value} x {self.n_seeds} seeds) but "
                 f"{free / 1e6:,.0f} MB are free: set {setting} to {int(value * 0.8 * free / needed)} or less, "
                 "or run fewer seeds"
             )
+
+    def _network_bytes(self, enough: int | None) -> int:
+        """Bytes of parameters, gradients, target networks and optimiser of all seeds; none of them is made.
+
+        Args:
+            enough: if parameters and gradients take more than this, nothing else is counted.
+        """
+        params = self.algorithm.init_params(ShapesOnly())
+        total = 2 * _bytes(params) * self.n_seeds
+        if enough is not None and total > enough:  # shapes that jax itself may not be able to count
+            return total
+        rest = jax.eval_shape(lambda p: (self.algorithm.init_target(p), self.algorithm.init_optimiser(p)), params)
+        return total + _bytes(rest) * self.n_seeds
+
+
+def _bytes(shapes: PyTree) -> int:
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
 
 
 class JittedLearner(_Learner):
@@ -256,7 +285,8 @@ class JittedLearner(_Learner):
         )
         episodes, total, steps = (x.sum().astype(jnp.float32) for x in ended)
         mean = {"episode_return": total / episodes, "episode_length": steps / episodes}  # nan without any
-        return state, rollouts, {"episodes": episodes} | mean
+        paid = jnp.isfinite(rollouts.reward).all().astype(jnp.float32)
+        return state, rollouts, {"episodes": episodes, "rewards_finite": paid} | mean
 
     def _randomness(self, key: Array, acting: PyTree) -> tuple[Array, Array, Any]:
         """Gumbel noise (T, n_envs, A), keys (T, n_envs, 2, 2) and, for noisy networks, noise of a rollout.
@@ -307,7 +337,8 @@ class JittedLearner(_Learner):
                 env_keys, env_state, action.astype(jnp.int32)
             )
             returns = returns + jnp.where(running, reward, 0.0)
-            return t + 1, env_state, obs, returns, running & ~(terminated | truncated)
+            done = jnp.asarray(terminated, jnp.bool_) | jnp.asarray(truncated, jnp.bool_)
+            return t + 1, env_state, obs, returns, running & ~done
 
         env_state, obs = jax.vmap(self.env.reset)(
             jax.random.split(jax.random.fold_in(key, MAX_EVALUATION_STEPS), episodes)

@@ -45,6 +45,7 @@ class NetworkSpec:
     activation: Literal["relu", "tanh"] = "relu"
     critic_outputs: int | None = None  # numbers of the critic's head; one an action if None
     dense_layers: int | None = None  # two without and one after a convolution if None
+    byte_high: int = 255  # the largest value of observations that are bytes
 
     @property
     def n_dense(self) -> int:
@@ -85,6 +86,18 @@ def spec_for(config: Any, observation_shape: tuple[int, ...], n_actions: int) ->
         config.precision,
         getattr(config, "activation", "relu"),
     )
+
+
+class ShapesOnly(np.random.Generator):
+    """Given in place of a generator, it makes the functions that make layers give shapes, however large."""
+
+    def __init__(self) -> None:
+        super().__init__(np.random.PCG64(0))
+
+
+def shapes(**layer: tuple[int, ...]) -> dict[str, Array]:
+    """A layer as :class:`ShapesOnly` wants it."""
+    return {name: jax.ShapeDtypeStruct(shape, np.float32) for name, shape in layer.items()}  # type: ignore[no-untyped-call]
 
 
 def init(spec: NetworkSpec, rng: np.random.Generator) -> Params:
@@ -145,9 +158,9 @@ def body(spec: NetworkSpec, layers: Params, obs: Array) -> Array:
 
 
 def _as_float(obs: Array, spec: NetworkSpec) -> Array:
-    """Booleans to 0 and 1, bytes (images) to [0, 1]."""
+    """Booleans to 0 and 1, bytes (images, boards) to [0, 1]."""
     dtype = jnp.dtype(spec.precision)
-    return obs.astype(dtype) / 255 if obs.dtype == jnp.uint8 else obs.astype(dtype)
+    return obs.astype(dtype) / spec.byte_high if obs.dtype == jnp.uint8 else obs.astype(dtype)
 
 
 def _convolve(spec: NetworkSpec, layer: Params, x: Array) -> Array:
@@ -184,13 +197,17 @@ def init_body(spec: NetworkSpec, rng: np.random.Generator) -> Params:
 
 def _hidden(spec: NetworkSpec, rng: np.random.Generator, n_in: int, n_out: int) -> Params:
     layer = dense(rng, n_in, n_out, scale=math.sqrt(2))  # the gain of relu; customary for tanh too
-    if spec.layer_norm:
+    if spec.layer_norm and isinstance(rng, ShapesOnly):
+        layer |= shapes(scale=(n_out,), shift=(n_out,))
+    elif spec.layer_norm:
         layer |= {"scale": np.ones(n_out, np.float32), "shift": np.zeros(n_out, np.float32)}
     return layer
 
 
 def dense(rng: np.random.Generator, n_in: int, n_out: int, scale: float) -> dict[str, Array]:
     """A kernel with orthonormal columns (or rows, if those are fewer) times ``scale``, and a bias of 0."""
+    if isinstance(rng, ShapesOnly):
+        return shapes(kernel=(n_in, n_out), bias=(n_out,))
     q, r = np.linalg.qr(rng.standard_normal((max(n_in, n_out), min(n_in, n_out))))
     q *= np.sign(np.diag(r))  # makes it uniform over the orthogonal matrices
     kernel = scale * (q if n_in >= n_out else q.T)

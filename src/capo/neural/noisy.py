@@ -16,12 +16,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from capo.neural.networks import ShapesOnly, shapes
+
 Array = Any
 Params = Any
 
 
 def init(rng: np.random.Generator, n_in: int, n_out: int, sigma: float) -> dict[str, Array]:
     """A noisy layer: uniform means within 1 / sqrt(n_in), and ``sigma / sqrt(n_in)`` of noise."""
+    if isinstance(rng, ShapesOnly):
+        return shapes(kernel=(n_in, n_out), bias=(n_out,), kernel_sigma=(n_in, n_out), bias_sigma=(n_out,))
     bound = 1 / np.sqrt(n_in)
     return {
         "kernel": rng.uniform(-bound, bound, (n_in, n_out)).astype(np.float32),

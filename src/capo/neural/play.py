@@ -12,6 +12,7 @@ import numpy as np
 
 from capo.envs import is_jitted
 from capo.errors import CapoError
+from capo.neural.evaluation import check_seed
 
 if TYPE_CHECKING:
     from capo.neural.agent import Agent
@@ -30,6 +31,7 @@ class Frame:
 
 def play(agent: Agent, episodes: int, steps: int, *, deterministic: bool, seed: int) -> Iterator[Frame]:
     """The frames of ``episodes`` whole episodes, or of the first ``steps`` steps of them."""
+    check_seed(seed)
     player = _play_jitted if is_jitted(agent.env) else _play_gymnasium
     left = steps
     for episode in range(episodes):

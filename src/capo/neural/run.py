@@ -76,7 +76,9 @@ class Interval:
         """
         if isinstance(text, Interval):
             return text
-        match = re.fullmatch(r"([\d_]+(?:\.\d+)?|\d+(?:\.\d+)?e\d+)([smh]?)", str(text).strip().lower())
+        match = re.fullmatch(
+            r"(\d+(?:\.\d+)?(?:e\d+)?)([smh]?)", re.sub(r"(?<=\d)_(?=\d)", "", str(text).strip().lower())
+        )
         number = float(match[1]) if match else 0.0
         if not match or not 0 < number < math.inf or (not match[2] and number != int(number)):
             raise CapoError(

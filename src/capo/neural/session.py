@@ -16,7 +16,7 @@ from capo.neural.checkpoint import DiskError
 from capo.neural.host import EnvironmentFailed
 from capo.neural.progress import Reporter
 from capo.neural.run import Interrupted, Interrupts, Interval, RunFolder
-from capo.neural.training import Diverged, Part, Rows, Training
+from capo.neural.training import BadReward, Diverged, Part, Rows, Training
 
 
 class Session:
@@ -79,7 +79,7 @@ class Session:
                 if self.run is not None:
                     self.run.log(rows)
                 self._show(rows)
-                if callback is not None and callback(rows) is False:
+                if callback is not None and _is_false(callback(rows)):
                     self._checkpoint()
                     return
                 if part.iteration >= training.target or self._due():
@@ -102,11 +102,17 @@ class Session:
                 f"{error}. The agent keeps what it learned up to frame {frames:,}{folder}"
             ) from error.__cause__
         except Diverged as error:
-            kept = f"The last good checkpoint is {self.last}" if self.last else "No checkpoint was kept"
-            raise Diverged(
-                f"training diverged at {error}. {kept}; going on from it leads to the same place, so start a "
-                "new run with a lower learning_rate or max_grad_norm"
-            ) from None
+            cure = "start a new run with a lower learning_rate or max_grad_norm"
+            what = "diverged"
+            if isinstance(error, BadReward):
+                what, cure = "stopped", "correct the environment's step and start a new run"
+            if self.last:
+                kept = (
+                    f"The last good checkpoint is {self.last}; going on from it leads to the same place, so {cure}"
+                )
+            else:
+                kept = f"No checkpoint was kept, since the run has no folder (out=): {cure}"
+            raise type(error)(f"training {what} at {error}. {kept}") from None
 
     def _stop_if_asked(self, interrupts: Interrupts, part: Part) -> None:
         if interrupts.signum is None:
@@ -149,3 +155,8 @@ class Session:
             return time.monotonic() - self._saved_at >= self.every.seconds
         assert self.every.frames is not None
         return self.training.total_frames - self._saved_frames >= self.every.frames
+
+
+def _is_false(answer: Any) -> bool:
+    """Whether a callback said False, Python's or numpy's; None and other values don't stop a run."""
+    return isinstance(answer, bool | np.bool_) and not answer

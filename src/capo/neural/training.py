@@ -23,6 +23,10 @@ class Diverged(CapoError):
     """A loss or a parameter is no longer a finite number."""
 
 
+class BadReward(Diverged):
+    """An environment's reward is not a finite number."""
+
+
 @dataclass
 class Part:
     """Seeds that advance together: all of a run on a jitted environment, one of them on the host's."""
@@ -101,7 +105,8 @@ class Training:
         frames = int(self.learner.frames_per_iteration)
         columns = {name: np.asarray(values, np.float64) for name, values in metrics.items()}
         episodes = columns.pop("episodes")
-        columns.pop("finite")  # a guard, always 1 in a row that is written
+        for guard in ("finite", "rewards_finite"):  # always 1 in a row that is written
+            columns.pop(guard, None)
         rows = []
         for index, seed in enumerate(part.seeds):
             count = episodes[:, index]
@@ -126,6 +131,13 @@ class Training:
     def _check_finite(self, part: Part, metrics: Mapping[str, Any], first: int) -> None:
         """Raise if a loss is not finite or the learner saw a parameter that is not."""
         losses = ("actor_loss", "critic_loss", "grad_norm")  # an algorithm without an actor has no first one
+        unpaid = np.asarray(metrics.get("rewards_finite", 1.0)) == 0
+        if unpaid.any():
+            at, index = (int(i) for i in np.argwhere(unpaid)[0])
+            raise BadReward(
+                f"iteration {first + at}, seed {part.seeds[index]}: the environment "
+                f"{self.learner.env.name!r} gave a reward that is not a finite number (nan or infinite)"
+            )
         watched = {name: np.asarray(metrics[name]) for name in losses if name in metrics}
         bad = np.asarray(metrics["finite"]) == 0
         for values in watched.values():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import colorsys
 import importlib.util
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,11 @@ def check_target(path: Path) -> None:
         raise CapoError(f"{path}: the picture is a GIF, so its name has to end in .gif")
     if path.is_dir():
         raise CapoError(f"{path}: is a folder")
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    if not folder.is_dir():
+        raise CapoError(f"{path}: {folder} is a file, so nothing can be written in it")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise CapoError(f"{path}: {folder} is read-only; choose another folder")
     if not available():
         raise CapoError("drawing needs Pillow: pip install 'capo-rl[report]'")
 
@@ -105,6 +111,9 @@ def write_gif(path: Path, pictures: Sequence[Picture], per_second: float = 15.0)
         raise CapoError(f"{path}: there is nothing to draw")
     images = [Image.fromarray(picture).quantize(64) for picture in pictures]
     durations = [round(1000 / per_second)] * (len(images) - 1) + [1000]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    images[0].save(path, save_all=True, append_images=images[1:], duration=durations, loop=0)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        images[0].save(path, save_all=True, append_images=images[1:], duration=durations, loop=0)
+    except OSError as error:
+        raise CapoError(f"{path}: cannot be written ({error.strerror or error})") from error
     return path

@@ -1,0 +1,118 @@
+"""Going on with an agent: schedules that have ended, folders and files, callbacks, vector environments."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gymnasium.vector import SyncVectorEnv
+from helpers_shell import ENV, FRAMES, TINY, TINY_640, bits
+
+import capo
+from capo.neural.session import Session
+
+
+def test_a_learning_rate_that_has_ended_is_said() -> None:
+    agent = capo.NCAPO(ENV, **TINY_640, learning_rate_schedule="linear")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        agent.learn(640)
+    with pytest.warns(capo.CapoWarning, match=r"fell to 0 .*\(640 frames\).* learn\(160, horizon=800\)"):
+        agent.learn(160)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        agent.learn(160, horizon=960)
+        capo.NCAPO(ENV, **TINY_640, learning_rate_schedule="constant").learn(640).learn(16)
+
+
+def cartpoles(n: int) -> Any:
+    import gymnasium
+
+    return SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * n)
+
+
+def test_a_vector_environment_says_how_many_copies_there_are(tmp_path: Path) -> None:
+    settings = {name: value for name, value in TINY_640.items() if name != "n_envs"}
+    agent = capo.NCAPO(cartpoles(3), **settings)
+    assert agent.config.n_envs == 3
+    assert agent.learn(60).frames == 60
+    assert "3 environments x 2 steps = 6 frames" in agent._training.learner.describe()  # type: ignore[union-attr]
+    collector = agent._training.learner._collector  # type: ignore[union-attr]
+    assert len(collector._complete) <= 3, "rollouts pile up and are learned from later and later"
+    saved = agent.save(tmp_path / "agent")
+    assert bits(capo.NCAPO.load(saved, env=cartpoles(3))) == bits(agent)
+    with pytest.raises(capo.CapoError, match=r"vector environment of 4 copies, but n_envs=3"):
+        capo.NCAPO.load(saved, env=cartpoles(4))
+    with pytest.raises(capo.CapoError, match=r"vector environment of 3 copies, but n_envs=8"):
+        capo.NCAPO(cartpoles(3), **TINY)
+
+
+def test_one_environment_gives_its_rollouts_one_after_another() -> None:
+    import gymnasium
+
+    agent = capo.NCAPO(gymnasium.make("CartPole-v1"), **TINY_640)
+    assert "8 rollouts of one environment x 2 steps = 16 frames" in agent._ready().learner.describe()
+
+
+def test_a_folder_that_was_to_go_on_from_a_file_does_not_start_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = capo.NCAPO(ENV, **TINY_640).learn(320).save(tmp_path / "agent")
+    out = tmp_path / "more"
+
+    def killed(*_: Any, **__: Any) -> None:
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "start", killed)
+        with pytest.raises(SystemExit):
+            capo.NCAPO.load(path, out=out).learn(320)
+    with pytest.raises(capo.CapoError, match=r"saved agent at frame 320 and ended before its first checkpoint"):
+        capo.NCAPO.resume(out)
+    capo.NCAPO.load(path, out=tmp_path / "again").learn(160)
+    assert capo.NCAPO.resume(tmp_path / "again").frames == 480
+
+
+@pytest.mark.parametrize("answer", [False, np.False_, np.float32(1) > 2])
+def test_numpy_says_false_too(answer: Any) -> None:
+    agent = capo.NCAPO(ENV, log_every=FRAMES, **TINY_640)
+    assert agent.learn(640, callback=lambda *_: answer).frames == FRAMES
+    agent = capo.NCAPO(ENV, log_every=FRAMES, **TINY_640)
+    assert agent.learn(32, callback=lambda *_: 0).frames == 32  # type: ignore[arg-type, return-value]
+
+
+class Numbers:
+    """A user's environment that says with numbers whether its episode ended."""
+
+    name = "numbers"
+    n_actions = 2
+    observation_shape = (1,)
+    observation_dtype = np.float32
+
+    def reset(self, key: Any) -> tuple[Any, Any]:
+        del key
+        return jnp.float32(0), jnp.zeros(1)
+
+    def step(self, key: Any, state: Any, action: Any) -> tuple[Any, ...]:
+        del key, action
+        return state + 1, jnp.zeros(1), jnp.int32(1), jnp.float32(state >= 2), jnp.int32(0)
+
+
+def test_ends_that_are_numbers() -> None:
+    agent = capo.NCAPO(Numbers(), **TINY_640).learn(32)
+    np.testing.assert_array_equal(agent.evaluate(4).returns, [[3.0] * 4])
+
+
+def test_a_file_beside_a_folder_of_its_name(tmp_path: Path) -> None:
+    saved = capo.NCAPO(ENV, **TINY_640).learn(32).save(tmp_path / "x")
+    (tmp_path / "x").mkdir()
+    assert capo.NCAPO.load(tmp_path / "x").frames == 32
+    (tmp_path / "x").rmdir()
+    capo.NCAPO(ENV, out=tmp_path / "x", **TINY_640).learn(64)
+    with pytest.raises(capo.CapoError, match=rf"both the run {tmp_path}/x/ and the saved agent {saved}"):
+        capo.NCAPO.load(tmp_path / "x")
+    assert capo.NCAPO.load(saved).frames == 32

@@ -1,0 +1,201 @@
+"""Wrong arguments and odd environments: one sentence each, no traceback, and nothing done before it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gymnasium import spaces
+from helpers_shell import ENV, FRAMES, SET, TINY_640
+
+import capo
+from capo import envs
+from capo.cli import main
+from capo.commands import train
+from capo.neural import host, networks
+from capo.neural.agent import ALGORITHMS
+from capo.neural.loop import make_learner
+
+
+@pytest.fixture(scope="module")
+def untrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return capo.NCAPO(ENV, **TINY_640).save(tmp_path_factory.mktemp("saved") / "agent")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", ENV, "--set", "seed=3"], "give it as --seed"),
+        (["train", ENV, "--set", "preset=paper"], "give it as --preset"),
+        (["train", ENV, "--set", "keep=3"], "give it as --keep"),
+        (["train", ENV, "--set", "checkpoint_every=9"], "give it as --checkpoint-every"),
+        (["train", ENV, "--set", "env=x"], "give it as ENV"),
+        (["train", ENV, "--set", "self=1"], "unknown setting 'self'"),
+        (["train", ENV, "--checkpoint-every", "_"], "60s, 5m or 1h"),
+        (["train", ENV, "--set", "width=1e9"], "set a smaller width than 1000000000"),
+        (["watch", "AGENT", "--out", "AGENT/play.gif"], "is a file, so nothing can be written"),
+        (["watch", "AGENT", "--seed", "-1"], "seed -1: has to be an integer from 0"),
+        (["evaluate", "AGENT", "--seed", "-1"], "seed -1: has to be an integer from 0"),
+        (["evaluate", "AGENT", "--seed", "99999999999999999999999"], "has to be an integer from 0"),
+    ],
+)
+def test_wrong_options(
+    arguments: list[str],
+    message: str,
+    untrained: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([part.replace("AGENT", str(untrained)) for part in arguments]) == 2
+    *before, shown = capsys.readouterr().err.splitlines()
+    assert all(line.startswith("capo: training ncapo") for line in before)
+    assert shown.startswith("capo: error: ")
+    assert message in shown
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("frames", ["inf", "nan", "1e400", "0", "x"])
+def test_frames_that_are_no_number(frames: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["train", ENV, "--frames", frames])
+    assert caught.value.code == 2
+    assert "not a positive whole number" in capsys.readouterr().err
+
+
+def test_a_folder_that_can_not_be_written_is_known_before_playing(
+    untrained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("capo.report.gif.os.access", lambda *_: False)
+    monkeypatch.setattr("capo.neural.play.play", lambda *_, **__: pytest.fail("it played"))
+    assert main(["watch", str(untrained), "--out", str(tmp_path / "new" / "play.gif")]) == 2
+    assert "read-only" in capsys.readouterr().err
+
+
+def test_the_default_number_of_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(train, "finish", lambda _, frames: asked.append(frames) or 0)
+    for index, env in enumerate(("minatar-breakout", "CartPole-v1")):
+        assert main(["train", env, "--out", str(tmp_path / str(index)), *SET]) == 0
+    assert main(["train", "CartPole-v1", "--out", str(tmp_path / "2"), "--frames", "7"]) == 0
+    assert asked == [1_000_000, 200_000, 7]
+
+
+@pytest.mark.parametrize("frames", [float("inf"), float("nan"), "8", None])
+def test_learn_wants_a_number(frames: Any) -> None:
+    with pytest.raises(capo.CapoError, match="positive integer"):
+        capo.NCAPO(ENV, **TINY_640).learn(frames)
+
+
+@pytest.mark.parametrize("horizon", ["x", 2.5, 0, float("inf"), True])
+def test_a_horizon_is_a_number(horizon: Any) -> None:
+    agent = capo.NCAPO(ENV, **TINY_640)
+    with pytest.raises(capo.CapoError, match="positive number of frames"):
+        agent.learn(8, horizon=horizon)
+    assert agent.config.horizon == 640
+
+
+@pytest.mark.parametrize("observation", ["abc", ["a", "b"], [[1.0], [1.0, 2.0]], None, [[None]]])
+def test_observations_that_are_no_arrays(observation: Any) -> None:
+    with pytest.raises(capo.CapoError, match="predict: an observation is an array of numbers"):
+        capo.NCAPO(ENV, **TINY_640).predict(observation)
+
+
+def test_an_empty_batch_has_no_actions() -> None:
+    actions, _ = capo.NCAPO(ENV, **TINY_640).predict(np.zeros((0, 1)))
+    assert actions.shape == (0,)
+    assert actions.dtype == np.int64
+
+
+def test_discrete_observations_are_checked() -> None:
+    agent = capo.NCAPO("FrozenLake-v1", **TINY_640)
+    assert agent.predict(15)[0].shape == ()
+    assert agent.predict([0, 3.0])[0].shape == (2,)
+    for wrong in (16, -1, 2.5, [0, 99], float("nan")):
+        with pytest.raises(capo.CapoError, match=r"no observation of it, .* from 0 to 15"):
+            agent.predict(wrong)
+
+
+class Unpaid:
+    """A jitted environment that pays nan from the third step of an episode on."""
+
+    name = "unpaid"
+    n_actions = 2
+    observation_shape = (1,)
+    observation_dtype = np.float32
+
+    def reset(self, key: Any) -> tuple[Any, Any]:
+        del key
+        return jnp.float32(0), jnp.zeros(1)
+
+    def step(self, key: Any, state: Any, action: Any) -> tuple[Any, ...]:
+        del key, action
+        reward = jnp.where(state >= 2, jnp.nan, 1.0)
+        return state + 1, jnp.zeros(1), reward, jnp.bool_(False), jnp.bool_(False)
+
+
+def test_rewards_that_are_nan_are_named(tmp_path: Path) -> None:
+    named = r"stopped at iteration 2, seed 0: the environment 'unpaid' gave a reward that is not a finite number"
+    with pytest.raises(capo.CapoError, match=named + r".*No checkpoint was kept.*\(out=\): correct the env"):
+        capo.NCAPO(Unpaid(), **TINY_640).learn(10 * FRAMES)
+    with pytest.raises(capo.CapoError, match=named + r".*last good checkpoint is .*same place, so correct"):
+        capo.NCAPO(Unpaid(), out=tmp_path / "run", **TINY_640).learn(10 * FRAMES)
+
+
+class Board(gymnasium.Env[Any, Any]):
+    """Bytes up to ``high``; an episode that never ends and whose reward is the number of its step."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, high: int = 1) -> None:
+        self.observation_space = spaces.Box(0, high, (2,), np.uint8)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed, options=options)
+        self.steps = 0
+        return np.ones(2, np.uint8), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        del action
+        self.steps += 1
+        return np.ones(2, np.uint8), float(self.steps), False, False, {}
+
+
+@pytest.mark.parametrize("high", [1, 4, 255])
+def test_bytes_are_divided_by_their_largest_value(high: int) -> None:
+    assert envs.make(Board(high)).observation_high == high
+    for agent in (capo.NCAPO(Board(high)), capo.Rainbow(Board(high))):
+        spec = agent._ready().learner.network
+        seen = networks._as_float(jnp.array([0, high], jnp.uint8), spec)
+        np.testing.assert_array_equal(np.asarray(seen), [0.0, 1.0])
+
+
+def test_an_evaluation_that_is_cut_starts_new_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "MAX_EVALUATION_STEPS", 4)
+    agent = capo.NCAPO(Board(), **TINY_640)
+    learner, params = agent._policy(0)
+    for copies in (True, False):
+        if not copies:
+            monkeypatch.setattr(learner.env, "open_for_evaluation", lambda _: None)
+        returns = learner.evaluate(params, jax.random.PRNGKey(0), 34)  # 2 copies, or the one there is
+        np.testing.assert_array_equal(returns, [1.0 + 2 + 3 + 4] * 34)
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_networks_are_counted_without_being_made(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = ALGORITHMS[name](ENV, width=8, layer_norm=True)
+    learner = agent._ready().learner
+    made = learner.algorithm.init_params(np.random.default_rng(0))
+    counted = learner.algorithm.init_params(networks.ShapesOnly())
+    assert jax.tree.map(np.shape, made) == jax.tree.map(lambda leaf: leaf.shape, counted)
+    assert learner.n_parameters == sum(leaf.size for leaf in jax.tree.leaves(made))
+    monkeypatch.setattr(np.linalg, "qr", lambda _: pytest.fail("a network was made"))
+    for width in (10**9, 10**15):
+        with pytest.raises(capo.CapoError, match=rf"need .* MB .* smaller width than {width}"):
+            make_learner(ENV, type(agent.config)(width=width), 1)
