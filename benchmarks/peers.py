@@ -114,6 +114,8 @@ def difference(ours: list[float], theirs: list[float]) -> tuple[float, float]:
 
     a, b = np.array(ours), np.array(theirs)
     va, vb = a.var(ddof=1) / len(a), b.var(ddof=1) / len(b)
+    if va + vb == 0:  # every seed of both sides has the same return
+        return float(a.mean() - b.mean()), 0.0
     freedom = (va + vb) ** 2 / max(va**2 / (len(a) - 1) + vb**2 / (len(b) - 1), 1e-300)
     return float(a.mean() - b.mean()), float(stats.t.ppf(0.975, freedom) * np.sqrt(va + vb))
 

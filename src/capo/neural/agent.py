@@ -475,8 +475,8 @@ class Agent:
             array = np.empty((), object)
         if array.dtype.kind not in "biuf":
             raise CapoError(
-                f"predict: an observation is an array of numbers of shape {shape}, or a batch {('n', *shape)}; "
-                f"{type(observation).__name__} of {array.dtype} was given"
+                f"predict: an observation is an array of numbers, which this {type(observation).__name__} is not; "
+                f"{self.env.name} has shape {shape}, a batch of them {('n', *shape)}"
             )
         single = array.shape == shape
         if not single and (array.ndim == 0 or array.shape[1:] != shape):

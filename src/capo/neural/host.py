@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -262,7 +263,8 @@ class HostLearner(_Learner):
         position = _position(state)
         if self._collector is None or self._expected != position:
             if self._collector is not None:
-                self._collector.close()
+                with contextlib.suppress(Exception):  # an environment that failed may fail here too
+                    self._collector.close()
             # A seed that depends on where the run stands: a resumed run must not replay its first episodes.
             seed = int(np.random.SeedSequence(position).generate_state(1)[0]) % 2**30
             self._collector = None

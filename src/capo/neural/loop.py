@@ -150,9 +150,9 @@ class _Learner:
         networks = self._network_bytes(free)
         if free is not None and networks > 0.8 * free:
             raise CapoError(
-                f"the networks and their optimiser need {networks / 1e6:,.0f} MB ({self.n_parameters:,} parameters "
-                f"x {self.n_seeds} seed(s)) but {free / 1e6:,.0f} MB are free: set a smaller width than "
-                f"{self.config.width}, or run fewer seeds"
+                f"the networks and their optimiser need {networks / 1e6:,.0f} MB ({self.n_parameters:,} "
+                f"parameters x {self.n_seeds} seed(s)) but {free / 1e6:,.0f} MB are free: set a smaller width "
+                f"than {self.config.width}, or run fewer seeds"
             )
         one, setting, value = self.algorithm.memory
         needed = one * self.n_seeds

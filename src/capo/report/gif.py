@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from capo.errors import CapoError
+from capo.files import write_atomically
 
 CELL = 24  # pixels of a cell of a grid
 STRIP = 28  # pixels of the strip with the score
@@ -113,7 +114,8 @@ def write_gif(path: Path, pictures: Sequence[Picture], per_second: float = 15.0)
     durations = [round(1000 / per_second)] * (len(images) - 1) + [1000]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        images[0].save(path, save_all=True, append_images=images[1:], duration=durations, loop=0)
     except OSError as error:
         raise CapoError(f"{path}: cannot be written ({error.strerror or error})") from error
+    more: dict[str, Any] = {"append_images": images[1:], "duration": durations, "loop": 0}
+    write_atomically(path, lambda file: images[0].save(file, "GIF", save_all=True, **more))
     return path
