@@ -117,7 +117,7 @@ def test_truncation_bootstraps_from_the_final_observation_and_not_from_the_one_a
 
 def test_truncation_bootstraps_on_gymnasium():
     modes = gymnasium.vector.AutoresetMode
-    env = gymnasium.vector.SyncVectorEnv([EndlessGym] * 4, autoreset_mode=modes.NEXT_STEP)
+    env = gymnasium.vector.SyncVectorEnv([EndlessGym] * CONFIG.n_envs, autoreset_mode=modes.NEXT_STEP)
     learner, params, metrics = train(env, override(CONFIG, {"horizon": 10_000}))
     q, _ = q_and_pi(learner, params, 1.0)
     np.testing.assert_allclose(q, 10.0, rtol=0.12)
