@@ -19,7 +19,7 @@ JOBS ?= 2
 
 demo: .venv/.installed
 	rm -rf runs/demo
-	$(BIN)/capo train minatar-breakout --preset cpu --frames 1500000 --out runs/demo
+	$(BIN)/capo train minatar-breakout --preset cpu --frames 3000000 --out runs/demo
 	$(BIN)/capo watch runs/demo --out runs/demo/play.gif
 
 test: .venv/.installed
