@@ -247,7 +247,7 @@ def test_a_run_that_leaves_the_range_of_floats_is_no_solution():
     with pytest.raises(CapoError, match="eta=1e\\+308 must lie in"):
         capo.baselines.natural_policy_gradient(mdps.bandit(), eta=1e308)
     with pytest.raises(CapoError, match="no longer finite"):
-        capo.tabular.solver.greatest_advantage(np.array([[0.0, np.nan]]))
+        capo.tabular.critic.greatest_advantage(np.array([[0.0, np.nan]]))
 
 
 def test_the_advised_tolerance_is_accepted():

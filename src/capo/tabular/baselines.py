@@ -26,7 +26,7 @@ from capo.checks import between, positive, whole
 from capo.checks import seeds as checked_seeds
 from capo.errors import CapoError, unknown_name
 from capo.progress import Ticker
-from capo.tabular.critic import single_threaded_blas
+from capo.tabular.critic import greatest_advantage, single_threaded_blas
 from capo.tabular.kernels import draw_action, normalise_row
 from capo.tabular.mdp import MDP, Floats, check_distribution
 from capo.tabular.result import Result
@@ -36,7 +36,6 @@ from capo.tabular.solver import (
     Callback,
     ManyResult,
     Snapshot,
-    greatest_advantage,
     initial_log_policy,
     record_points,
     rounded_up,

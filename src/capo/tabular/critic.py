@@ -104,6 +104,13 @@ def encode(stepsize: StepSize, n_actions: int) -> tuple[int, float, float]:
     return kernels.ON_POLICY, full.beta, full.zeta
 
 
+def greatest_advantage(advantage: Floats) -> float:
+    """The greatest advantage or 0; a run that has left the range of floats must not pass for a solved one."""
+    if not np.isfinite(advantage).all():
+        raise CapoError("values are no longer finite: use smaller rewards or a smaller step size")
+    return max(0.0, float(advantage.max()))
+
+
 def require_dense(n_states: int) -> None:
     """Refuse what a dense inverse would not fit, before anything is allocated."""
     needed = 3 * 8 * n_states**2  # the inverse, the factorisation and its copy
@@ -268,9 +275,7 @@ class DirectCritic:
         advantage = self.mdp.q_values(values) - values[:, None]
         signs = np.sign(advantage).astype(np.int8)
         signs[np.abs(advantage) <= self.sign_tol] = 0
-        if not np.isfinite(advantage).all():
-            raise CapoError("values are no longer finite: use smaller rewards or a smaller step size")
-        return Evaluation(values, signs, max(0.0, float(advantage.max())), 0.0)
+        return Evaluation(values, signs, greatest_advantage(advantage), 0.0)
 
 
 class SignCritic:

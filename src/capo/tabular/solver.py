@@ -39,6 +39,7 @@ from capo.tabular.critic import (
     Steps,
     Walk,
     encode,
+    greatest_advantage,
     require_dense,
 )
 from capo.tabular.mdp import MDP, Bools, Floats, check_distribution
@@ -71,13 +72,6 @@ Callback = Callable[[Snapshot], object]
 def stops(said: object) -> bool:
     """Whether a callback's answer is False; None and everything else go on."""
     return isinstance(said, bool | np.bool_) and not said
-
-
-def greatest_advantage(advantage: Floats) -> float:
-    """The greatest advantage or 0; a run that has left the range of floats must not pass for a solved one."""
-    if not np.isfinite(advantage).all():
-        raise CapoError("values are no longer finite: use smaller rewards or a smaller step size")
-    return max(0.0, float(advantage.max()))
 
 
 def rounded_up(number: float) -> str:
