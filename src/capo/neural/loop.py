@@ -211,6 +211,14 @@ class JittedLearner(_Learner):
             self.compile_seconds = time.perf_counter() - begin
         return self.compile_seconds
 
+    def compiled_memory(self) -> int | None:
+        """Bytes that the compiled program needs on the device, the state included, if the backend says so."""
+        self.compile()
+        plan = self._compiled.memory_analysis()
+        if plan is None:
+            return None
+        return int(plan.argument_size_in_bytes + plan.temp_size_in_bytes)
+
     def run(self, state: TrainState, iterations: int) -> tuple[TrainState, dict[str, np.ndarray[Any, Any]]]:
         """``iterations`` iterations; the state given is used up (its buffers are donated).
 

@@ -1,0 +1,225 @@
+"""Speed of NCAPO on an accelerator: frames/s, updates/s, how far from the machine's limit, and where the time goes.
+
+    python benchmarks/gpu.py --out results/gpu/speed.json          the whole table
+    python benchmarks/gpu.py --cases official:64 dense128:10       some of it
+    python benchmarks/gpu.py --games asterix seaquest --cases default:10
+    python benchmarks/gpu.py --profile official:64 dense128:64     kernels by time, and launches an iteration
+
+A case is ``NAME:SEEDS``, or ``NAME:SEEDS:key=value,key=value`` with settings changed. Names are NCAPO's presets, and
+``dense128``: preset ``default`` at 24 replayed transitions a frame (32 rollouts of 20 steps, 30 updates an iteration),
+the replay ratio of the paper's table. Frames are summed over seeds; compiling is left out of them and stands beside.
+
+Two limits stand beside every case. *Operations*: multiply-adds of the matrix products that the algorithm needs (a
+3x3 convolution counted as such, however it is computed), at the rate of a large product of the same number format,
+measured in the same run. *Launches*: with --profile, kernels an iteration; small ones take a few microseconds each
+whatever they do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import gzip
+import json
+import math
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+GAMES = ("breakout", "space_invaders", "asterix", "freeway", "seaquest")
+DENSE128 = {"batch_size": "32", "gradient_steps": "30"}
+SEEDS = (1, 8, 10, 64, 256)
+CASES = [f"{name}:{seeds}" for name in ("official", "dense128", "default") for seeds in SEEDS]
+# The same 24 transitions a frame in other shapes: no neighbour should be a cliff.
+SHAPES = [f"dense128:64:batch_size={960 // steps},gradient_steps={steps}" for steps in (60, 40, 24, 15, 12, 8, 4)]
+OTHER_GAMES = ("official:64", "dense128:64", "dense128:10")
+
+
+def learner_of(game: str, case: str) -> Any:
+    """The learner that a case names."""
+    from capo.neural.config import override
+    from capo.neural.config import preset as preset_of
+    from capo.neural.loop import make_learner
+
+    name, seeds, *more = case.split(":")
+    env = f"minatar-{game}"
+    settings = {"horizon": "1e7"} | (DENSE128 if name == "dense128" else {})
+    settings |= dict(pair.split("=", 1) for pair in ",".join(more).split(",") if pair)
+    preset = "default" if name == "dense128" else name
+    return make_learner(env, override(preset_of(preset, env), settings), int(seeds))
+
+
+def operations(learner: Any) -> float:
+    """Operations (two a multiply-add) of the matrix products of one gradient step of one seed."""
+    spec, config = learner.network, learner.config
+    height, width, channels = spec.observation_shape
+    conv = 2 * 9 * channels * spec.conv_features * (height - 2) * (width - 2) if spec.kind == "conv" else 0
+    dense = 2 * spec.n_flat * spec.width + 2 * spec.width * spec.width * (spec.n_dense - 1)
+    head = 2 * spec.width * spec.n_actions
+    trunks = 1 if spec.shared_trunk else 2
+    rows = config.batch_size * config.rollout_length
+    more_rows = config.batch_size * (config.rollout_length + 1)
+    # Forward; backward to weights and, beyond the first layer, to inputs.
+    first = conv or 2 * spec.n_flat * spec.width
+    learnt = 3 * (trunks * (conv + dense) + 2 * head) - trunks * first
+    evaluated = conv + dense + head if config.target_critic == "full" else head
+    if config.target_from == "target-network":
+        evaluated += conv + dense + head
+    else:  # the rows after the last step
+        evaluated += (conv + dense + head) / (config.rollout_length + 1)
+    return float(rows * learnt + more_rows * evaluated)
+
+
+def matrix_limit(precision: str) -> float:
+    """Operations a second of a large matrix product."""
+    import jax
+    import jax.numpy as jnp
+
+    n = 2048 if jax.default_backend() == "cpu" else 8192
+    a = jax.random.normal(jax.random.PRNGKey(0), (n, n), jnp.dtype(precision))
+    product = jax.jit(lambda a: a @ a)
+    product(a).block_until_ready()
+    best = math.inf
+    for _ in range(10):
+        begin = time.perf_counter()
+        product(a).block_until_ready()
+        best = min(best, time.perf_counter() - begin)
+    return 2 * n**3 / best
+
+
+def measure(game: str, case: str, seconds: float, limits: dict[str, float]) -> dict[str, Any]:
+    """One row of the table."""
+    import jax
+
+    learner = learner_of(game, case)
+    config, seeds = learner.config, learner.n_seeds
+    compile_seconds = learner.compile()
+    memory = learner.compiled_memory()
+    state = learner.init(range(seeds))
+    state, _ = learner.run(state, 2)
+    iterations, done, spent = 1, 0, 0.0
+    while spent < seconds:
+        begin = time.perf_counter()
+        state, _ = learner.run(state, iterations)
+        jax.block_until_ready(state)
+        took = time.perf_counter() - begin
+        done, spent = done + iterations, spent + took
+        iterations = max(1, min(1000, round(iterations * seconds / 4 / took)))
+    updates = done * seeds * learner.updates_per_iteration
+    if config.precision not in limits:
+        limits[config.precision] = matrix_limit(config.precision)
+    rate = operations(learner) * updates / spent
+    return {
+        "game": game,
+        "case": case,
+        "seeds": seeds,
+        "precision": config.precision,
+        "frames_per_second": round(done * seeds * learner.frames_per_iteration / spent),
+        "updates_per_second": round(updates / spent),
+        "ms_per_iteration": round(1000 * spent / done, 2),
+        "tflop_per_second": round(rate / 1e12, 2),
+        "fraction_of_limit": round(rate / limits[config.precision], 4),
+        "minutes_for_10M_frames_a_seed": round(1e7 / learner.frames_per_iteration * spent / done / 60, 2),
+        "compile_seconds": round(compile_seconds, 1),
+        "memory_gb": None if memory is None else round(memory / 1e9, 2),
+    }
+
+
+def profile(game: str, case: str, iterations: int = 2) -> dict[str, Any]:
+    """Kernels of an iteration by time, from jax's profiler."""
+    import jax
+
+    learner = learner_of(game, case)
+    state = learner.init(range(learner.n_seeds))
+    state, _ = learner.run(state, 10)
+    jax.block_until_ready(state)
+    with tempfile.TemporaryDirectory() as folder:
+        jax.profiler.start_trace(folder, create_perfetto_trace=True)
+        begin = time.perf_counter()
+        state, _ = learner.run(state, iterations)
+        jax.block_until_ready(state)
+        wall = time.perf_counter() - begin
+        jax.profiler.stop_trace()
+        (path,) = Path(folder).rglob("perfetto_trace.json.gz")
+        events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    names = {e["pid"]: e["args"]["name"] for e in events if e.get("name") == "process_name"}
+    kernels: dict[str, list[float]] = collections.defaultdict(list)
+    for event in events:
+        if event.get("ph") == "X" and "device:GPU" in names.get(event["pid"], ""):
+            kernels[event["name"]].append(event["dur"])
+    rows = sorted(
+        (
+            {"kernel": k, "launches": len(v) / iterations, "us": round(sum(v) / iterations, 1)}
+            for k, v in kernels.items()
+        ),
+        key=lambda row: -float(row["us"]),
+    )
+    return {
+        "game": game,
+        "case": case,
+        "ms_per_iteration": round(1000 * wall / iterations, 2),
+        "kernel_ms_per_iteration": round(sum(row["us"] for row in rows) / 1000, 2),
+        "launches_per_iteration": sum(row["launches"] for row in rows),
+        "kernels": rows[:60],
+    }
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Rows for a terminal or a log."""
+    keys = ("game", "case", "frames_per_second", "updates_per_second", "tflop_per_second", "fraction_of_limit")
+    keys += ("minutes_for_10M_frames_a_seed", "compile_seconds", "memory_gb")
+    lines = ["| " + " | ".join(key.replace("_", " ") for key in keys) + " |", "|---" * len(keys) + "|"]
+    for row in rows:
+        cells = (f"{row[key]:,}" if isinstance(row[key], int) else str(row[key]) for key in keys)
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--games", nargs="+", choices=GAMES, help="with --cases: where (default: Breakout)")
+    parser.add_argument("--cases", nargs="+", metavar="CASE", help="instead of the whole table")
+    parser.add_argument("--profile", nargs="+", metavar="CASE", help="kernels instead of speed")
+    parser.add_argument("--seconds", type=float, default=4.0, help="to measure each case")
+    parser.add_argument("--limit", type=float, default=math.inf, help="start no case after so many seconds")
+    parser.add_argument("--out", type=Path, help="file to write, kept up to date as rows come")
+    options = parser.parse_args()
+    import jax
+
+    from capo.provenance import provenance
+
+    jax.devices()  # so that provenance names the accelerator
+    begin = time.perf_counter()
+    games = options.games or GAMES[:1]
+    wanted = [(game, case) for game in games for case in options.profile or options.cases or [*CASES, *SHAPES]]
+    if not (options.games or options.cases or options.profile):
+        wanted += [(game, case) for game in GAMES[1:] for case in OTHER_GAMES]
+    rows: list[dict[str, Any]] = []
+    limits: dict[str, float] = {}
+    for game, case in wanted:
+        if time.perf_counter() - begin > options.limit:
+            print(f"not measured, out of time: {game} {case}", file=sys.stderr, flush=True)
+            continue
+        if options.profile:
+            row = profile(game, case)
+            head = {key: value for key, value in row.items() if key != "kernels"}
+            print(json.dumps(head), file=sys.stderr)
+            for kernel in row["kernels"][:25]:
+                print(f"  {kernel['us']:10.1f} us {kernel['launches']:8.1f} x {kernel['kernel'][:100]}", file=sys.stderr)
+            sys.stderr.flush()
+        else:
+            row = measure(game, case, options.seconds, limits)
+            print(json.dumps(row), file=sys.stderr, flush=True)
+        rows.append(row)
+        if options.out:
+            options.out.parent.mkdir(parents=True, exist_ok=True)
+            found = {"made_by": provenance(), "matrix_product_flops": limits, "rows": rows}
+            options.out.write_text(json.dumps(found, indent=1) + "\n")
+    if not options.profile:
+        print(table(rows))
+
+
+if __name__ == "__main__":
+    main()
