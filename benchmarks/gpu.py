@@ -1,13 +1,14 @@
-"""Speed of NCAPO on an accelerator: frames/s, updates/s, how far from the machine's limit, and where the time goes.
+"""Speed of NCAPO on an accelerator: frames/s, updates/s, how far from the limit, and where the time goes.
 
     python benchmarks/gpu.py --out results/gpu/speed.json          the whole table
     python benchmarks/gpu.py --cases official:64 dense128:10       some of it
     python benchmarks/gpu.py --games asterix seaquest --cases default:10
     python benchmarks/gpu.py --profile official:64 dense128:64     kernels by time, and launches an iteration
 
-A case is ``NAME:SEEDS``, or ``NAME:SEEDS:key=value,key=value`` with settings changed. Names are NCAPO's presets, and
-``dense128``: preset ``default`` at 24 replayed transitions a frame (32 rollouts of 20 steps, 30 updates an iteration),
-the replay ratio of the paper's table. Frames are summed over seeds; compiling is left out of them and stands beside.
+A case is ``NAME:SEEDS``, or ``NAME:SEEDS:key=value,key=value`` with settings changed. Names are NCAPO's presets,
+``ALGORITHM/PRESET`` for another algorithm, and ``dense128``: preset ``default`` at 24 replayed transitions a frame (32 rollouts of 20 steps, 30 updates an
+iteration), the replay ratio of the paper's table. Frames are summed over seeds; compiling is left out of them and
+stands beside.
 
 Two limits stand beside every case. *Operations*: multiply-adds of the matrix products that the algorithm needs (a
 3x3 convolution counted as such, however it is computed), at the rate of a large product of the same number format,
@@ -39,21 +40,24 @@ OTHER_GAMES = ("official:64", "dense128:64", "dense128:10")
 
 def learner_of(game: str, case: str) -> Any:
     """The learner that a case names."""
-    from capo.neural.config import override
-    from capo.neural.config import preset as preset_of
+    from capo.neural import algorithms
     from capo.neural.loop import make_learner
+    from capo.neural.settings import override
 
     name, seeds, *more = case.split(":")
     env = f"minatar-{game}"
     settings = {"horizon": "1e7"} | (DENSE128 if name == "dense128" else {})
     settings |= dict(pair.split("=", 1) for pair in ",".join(more).split(",") if pair)
-    preset = "default" if name == "dense128" else name
-    return make_learner(env, override(preset_of(preset, env), settings), int(seeds))
+    algorithm, _, preset = ("default" if name == "dense128" else name).rpartition("/")
+    config = algorithms.by_name(algorithm or "ncapo").Config.preset(preset, env)
+    return make_learner(env, override(config, settings), int(seeds))
 
 
-def operations(learner: Any) -> float:
-    """Operations (two a multiply-add) of the matrix products of one gradient step of one seed."""
+def operations(learner: Any) -> float | None:
+    """Operations (two a multiply-add) of the matrix products of one gradient step of one seed of NCAPO."""
     spec, config = learner.network, learner.config
+    if learner.algorithm.name != "ncapo":
+        return None
     height, width, channels = spec.observation_shape
     conv = 2 * 9 * channels * spec.conv_features * (height - 2) * (width - 2) if spec.kind == "conv" else 0
     dense = 2 * spec.n_flat * spec.width + 2 * spec.width * spec.width * (spec.n_dense - 1)
@@ -94,7 +98,7 @@ def measure(game: str, case: str, seconds: float, limits: dict[str, float]) -> d
     import jax
 
     learner = learner_of(game, case)
-    config, seeds = learner.config, learner.n_seeds
+    seeds = learner.n_seeds
     compile_seconds = learner.compile()
     memory = learner.compiled_memory()
     state = learner.init(range(seeds))
@@ -108,19 +112,21 @@ def measure(game: str, case: str, seconds: float, limits: dict[str, float]) -> d
         done, spent = done + iterations, spent + took
         iterations = max(1, min(1000, round(iterations * seconds / 4 / took)))
     updates = done * seeds * learner.updates_per_iteration
-    if config.precision not in limits:
-        limits[config.precision] = matrix_limit(config.precision)
-    rate = operations(learner) * updates / spent
+    precision = learner.network.precision
+    if precision not in limits:
+        limits[precision] = matrix_limit(precision)
+    needed = operations(learner)
+    rate = None if needed is None else needed * updates / spent
     return {
         "game": game,
         "case": case,
         "seeds": seeds,
-        "precision": config.precision,
+        "precision": precision,
         "frames_per_second": round(done * seeds * learner.frames_per_iteration / spent),
         "updates_per_second": round(updates / spent),
         "ms_per_iteration": round(1000 * spent / done, 2),
-        "tflop_per_second": round(rate / 1e12, 2),
-        "fraction_of_limit": round(rate / limits[config.precision], 4),
+        "tflop_per_second": None if rate is None else round(rate / 1e12, 2),
+        "fraction_of_limit": None if rate is None else round(rate / limits[precision], 4),
         "minutes_for_10M_frames_a_seed": round(1e7 / learner.frames_per_iteration * spent / done / 60, 2),
         "compile_seconds": round(compile_seconds, 1),
         "memory_gb": None if memory is None else round(memory / 1e9, 2),
@@ -207,7 +213,8 @@ def main() -> None:
             head = {key: value for key, value in row.items() if key != "kernels"}
             print(json.dumps(head), file=sys.stderr)
             for kernel in row["kernels"][:25]:
-                print(f"  {kernel['us']:10.1f} us {kernel['launches']:8.1f} x {kernel['kernel'][:100]}", file=sys.stderr)
+                text = f"  {kernel['us']:10.1f} us {kernel['launches']:8.1f} x {kernel['kernel'][:100]}"
+                print(text, file=sys.stderr)
             sys.stderr.flush()
         else:
             row = measure(game, case, options.seconds, limits)

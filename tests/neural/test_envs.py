@@ -14,7 +14,8 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from capo import envs
-from capo.envs.minatar import NAMES
+from capo.envs.minatar import LOOP_TURNS, NAMES
+from capo.envs.straight import straight
 from capo.errors import CapoError
 from capo.neural import replay
 from capo.neural.config import NCAPOConfig
@@ -133,6 +134,43 @@ class Good:
     def step(self, key, env_state, action):
         del key, action
         return env_state + 1, jnp.zeros(1), jnp.float32(0), env_state > 3, jnp.bool_(False)
+
+
+@pytest.mark.parametrize("name", ["minatar-freeway", "minatar-space_invaders"])  # scans; loops of unknown length
+def test_games_without_their_loops_are_the_same_games(name):
+    env, n = envs.make(name), 16
+    turns = LOOP_TURNS.get(name, 0)
+    without = jax.vmap(straight(env.step, turns))
+    keys = jax.random.split(jax.random.PRNGKey(0), n)
+    reset, plain, written_out = jax.jit(jax.vmap(env.reset)), jax.jit(jax.vmap(env.step)), jax.jit(without)
+    state = reset(keys)[0]
+    assert "while[" not in str(jax.make_jaxpr(without)(keys, state, jnp.zeros(n, jnp.int32)))
+    for t in range(150):
+        keys = jax.random.split(jax.random.PRNGKey(t), n)
+        action = jax.random.randint(keys[0], (n,), 0, env.n_actions)
+        expected, found = plain(keys, state, action), written_out(keys, state, action)
+        jax.tree.map(np.testing.assert_array_equal, expected, found)
+        done = expected[3] | expected[4]
+
+        def pick(fresh, old, done=done):
+            return jnp.where(done.reshape(n, *(1,) * (old.ndim - 1)), fresh, old)
+
+        state = jax.tree.map(pick, reset(keys)[0], expected[0])
+
+
+def test_a_function_without_its_loops_is_the_same_function():
+    def with_loops(x, limit):
+        total, rows = jax.lax.scan(lambda c, y: (c + y, c * y), 1.0, x, reverse=True)
+        doubled, turns = jax.lax.while_loop(lambda c: c[0] < limit, lambda c: (2 * c[0], c[1] + 1), (total, 0))
+        return {"rows": rows, "doubled": jax.lax.fori_loop(0, 3, lambda i, c: c + x[i], doubled), "turns": turns}
+
+    x, limits = jnp.arange(1.0, 5.0), jnp.array([0.0, 50.0, 100.0])
+    expected = jax.vmap(lambda limit: with_loops(x, limit))(limits)
+    found = jax.vmap(lambda limit: straight(with_loops, 5)(x, limit))(limits)
+    jax.tree.map(np.testing.assert_array_equal, expected, found)
+    assert expected["turns"].tolist() == [0, 3, 4]
+    short = straight(with_loops, 2)(x, limits[2])
+    assert short["turns"] == 2  # too few turns are missing turns
 
 
 def test_the_protocol_is_checked():

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from capo.envs.protocol import may_truncate
 from capo.neural import networks, replay
@@ -170,8 +171,8 @@ def finite(params: Params) -> Array:
 
 
 def global_norm(grads: Params) -> Array:
-    """Length of the gradient."""
-    return jnp.sqrt(sum(jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(grads)))
+    """Length of the gradient; optax clips by the same expression, so it is computed once."""
+    return optax.global_norm(grads)
 
 
 def linear(start: float, schedule: str, progress: Array) -> Array:

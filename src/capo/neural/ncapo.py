@@ -111,9 +111,10 @@ def losses(
     def taken(x: Array) -> Array:
         return jnp.take_along_axis(x, batch.action[..., None], axis=-1)[..., 0]
 
-    logits, q, features = networks.logits_and_q(spec, params, batch.obs[:, :length])
-    log_pi = jax.nn.log_softmax(logits)
+    rows = batch.obs[:, : rows_at_once(config, batch)]
+    logits, q, features = networks.logits_and_q(spec, params, rows)
     evaluation = evaluate_by_slow_networks(config, spec, params, target, batch, logits, features)
+    log_pi, q = jax.nn.log_softmax(logits[:, :length]), q[:, :length]
 
     critic = jnp.mean(jnp.square(taken(q) - evaluation.returns))
     in_batch = jnp.arange(spec.n_actions) == batch.action[..., None]
@@ -139,6 +140,21 @@ def losses(
     return loss, metrics
 
 
+def rows_at_once(config: Any, batch: Rollout) -> int:
+    """Rows of ``batch.obs`` to give to the networks that learn in one go.
+
+    The T steps learnt from; and the one row after them, if it is only one and needed anyway: one more row with a
+    gradient that is 0 costs less than a second pass.
+    """
+    length, rows = int(batch.action.shape[-1]), int(batch.obs.shape[1])
+    return rows if _needs_current(config) and rows == length + 1 else length
+
+
+def _needs_current(config: Any) -> bool:
+    """Whether the networks that learn are evaluated beyond the steps learnt from."""
+    return bool(config.target_from == "current" or config.target_critic == "head")
+
+
 def evaluate_by_slow_networks(
     config: Any, spec: NetworkSpec, params: Params, target: Params, batch: Rollout, logits: Array, features: Array
 ) -> Evaluation:
@@ -148,8 +164,8 @@ def evaluate_by_slow_networks(
         params: the networks that learn.
         target: slow copies, see :func:`init_target`.
         batch: (B, T) rollouts.
-        logits: (B, T, A) of the networks that learn.
-        features: (B, T, width) of their critic.
+        logits: (B, rows_at_once, A) of the networks that learn.
+        features: (B, rows_at_once, width) of their critic.
     """
 
     def taken(x: Array) -> Array:
@@ -169,11 +185,10 @@ def _slow_networks(
     features: Array,
 ) -> tuple[Array, Array]:
     """log pi_m and Q' of every row, (B, T + S, A) each, reusing what the current networks gave already."""
-    length = batch.action.shape[-1]
     params, logits, features = jax.lax.stop_gradient((params, logits, features))
-    from_current = config.target_from == "current" or config.target_critic == "head"
-    if from_current:
-        more_logits, _, more_features = networks.logits_and_q(spec, params, batch.obs[:, length:])
+    done = logits.shape[1]
+    if _needs_current(config) and done < batch.obs.shape[1]:
+        more_logits, _, more_features = networks.logits_and_q(spec, params, batch.obs[:, done:])
         logits = jnp.concatenate([logits, more_logits], axis=1)
         features = jnp.concatenate([features, more_features], axis=1)
     if config.target_from == "target-network":

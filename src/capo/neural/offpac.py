@@ -191,9 +191,10 @@ def losses(
     def taken(x: Array) -> Array:
         return jnp.take_along_axis(x, batch.action[..., None], axis=-1)[..., 0]
 
-    logits, q, features = networks.logits_and_q(spec, params, batch.obs[:, :length])
-    log_pi = jax.nn.log_softmax(logits)
+    rows = batch.obs[:, : ncapo.rows_at_once(config, batch)]
+    logits, q, features = networks.logits_and_q(spec, params, rows)
     evaluation = ncapo.evaluate_by_slow_networks(config, spec, params, target, batch, logits, features)
+    log_pi, q = jax.nn.log_softmax(logits[:, :length]), q[:, :length]
 
     critic = jnp.mean(jnp.square(taken(q) - evaluation.returns))
     ratio = jnp.exp(taken(evaluation.log_pi) - batch.log_mu)
