@@ -6,9 +6,9 @@
     python benchmarks/gpu.py --profile official:64 dense128:64     kernels by time, and launches an iteration
 
 A case is ``NAME:SEEDS``, or ``NAME:SEEDS:key=value,key=value`` with settings changed. Names are NCAPO's presets,
-``ALGORITHM/PRESET`` for another algorithm, and ``dense128``: preset ``default`` at 24 replayed transitions a frame (32 rollouts of 20 steps, 30 updates an
-iteration), the replay ratio of the paper's table. Frames are summed over seeds; compiling is left out of them and
-stands beside.
+``ALGORITHM/PRESET`` for another algorithm, and ``dense128``: preset ``default`` at 24 replayed transitions a frame
+(32 rollouts of 20 steps, 30 updates an iteration), the replay ratio of the paper's table. Frames are summed over
+seeds; compiling is left out of them and stands beside.
 
 Two limits stand beside every case. *Operations*: multiply-adds of the matrix products that the algorithm needs (a
 3x3 convolution counted as such, however it is computed), at the rate of a large product of the same number format,

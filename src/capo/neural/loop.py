@@ -5,6 +5,9 @@ seed's key folded with the iteration's number, so it does not matter how a run i
 other seeds run beside it. What all seeds have in common (the iteration, hence the ring position, epsilon and
 the learning rate) stays outside the vmap: a branch on it is a branch and not a select, and a write to the
 replay is a slice and not a scatter.
+
+Where there are several devices, each runs the same program on its part of the seeds; they never wait for each
+other. Matrix products of fewer seeds may be rounded differently: results agree with one device's up to that.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -20,6 +23,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from capo.envs.protocol import is_jitted, may_truncate
 from capo.errors import CapoError
@@ -32,6 +36,8 @@ from capo.neural.settings import Settings
 Array = Any
 PyTree = Any
 
+# How arrays are split among devices: by seed on the first axis, on the second (metrics), or not at all.
+_SEEDS, _ROWS, _WHOLE = (PartitionSpec(*axes) for axes in (("seeds",), (None, "seeds"), ()))  # type: ignore[no-untyped-call]
 CHUNK = 1024  # rows of the metrics buffer: the most iterations of one compiled call
 MAX_EVALUATION_STEPS = 50_000  # an agent that never loses must not play for ever
 
@@ -65,7 +71,8 @@ class _Learner:
         return "\n".join(
             (
                 f"{self.env.name}: {self.n_seeds} seed(s), {rollouts} x "
-                f"{config.rollout_length} steps = {self.frames_per_iteration} frames an iteration and seed",
+                f"{config.rollout_length} steps = {self.frames_per_iteration} frames an iteration and seed"
+                + (f", spread over {self.n_devices} devices" if self.n_devices > 1 else ""),
                 learning,
                 f"network: {self.network.kind}, {self.n_parameters:,} parameters",
                 *more,
@@ -81,6 +88,11 @@ class _Learner:
     def n_parameters(self) -> int:
         """Numbers in the networks of one seed, target networks aside."""
         return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(self.algorithm.init_params(ShapesOnly())))
+
+    @property
+    def n_devices(self) -> int:
+        """Devices that the seeds are spread over."""
+        return 1
 
     def take_kept(self) -> TrainState | None:
         """After a :meth:`run` that failed: the last whole state, if there still is one."""
@@ -147,6 +159,8 @@ class _Learner:
 
     def _refuse_what_does_not_fit(self) -> None:
         free = available_memory()
+        if free is not None:
+            free *= self.n_devices
         networks = self._network_bytes(free)
         if free is not None and networks > 0.8 * free:
             raise CapoError(
@@ -185,9 +199,38 @@ class JittedLearner(_Learner):
     """An algorithm on a jitted environment: K seeds are one program."""
 
     def __init__(self, env: Any, config: Settings, n_seeds: int) -> None:
+        self.mesh = _seeds_mesh(n_seeds)
         super().__init__(env, config, n_seeds)
         self._compiled: Any = None
-        self._evaluate = jax.jit(self._evaluate_seeds, static_argnames=("episodes", "deterministic"))
+        static = ("episodes", "deterministic")
+        self._evaluate = jax.jit(self._evaluate_seeds, static_argnames=static)
+        self._evaluate_spread = jax.jit(self._evaluate_on_devices, static_argnames=static)
+
+    @property
+    def n_devices(self) -> int:
+        """Devices that the seeds are spread over."""
+        return 1 if self.mesh is None else int(self.mesh.size)
+
+    def _spread(self, function: Callable[..., Any], given: Any, result: Any) -> Callable[..., Any]:
+        """``function`` of some seeds as one of all seeds, each device doing its part.
+
+        Args:
+            given: how each argument is split, a PartitionSpec each.
+            result: the same for what is returned.
+        """
+        if self.mesh is None:
+            return function
+        spread: Callable[..., Any] = jax.shard_map(
+            function, mesh=self.mesh, in_specs=given, out_specs=result, check_vma=False
+        )
+        return spread
+
+    def _place(self, state: TrainState) -> TrainState:
+        """The state on the devices that its seeds run on."""
+        if self.mesh is None:
+            return to_device(state)
+        placed: TrainState = jax.device_put(state, NamedSharding(self.mesh, _SEEDS))
+        return placed
 
     def init(self, seeds: Sequence[int]) -> TrainState:
         """The state before the first iteration, one row a seed."""
@@ -198,16 +241,17 @@ class JittedLearner(_Learner):
             return replace(self._init_seed(params, state_key), env_state=env_state, observation=obs)
 
         keys = seed_keys(seeds, self.n_seeds)
-        state: TrainState = jax.jit(jax.vmap(one))(self._init_params(seeds), keys)
-        return state
+        return self._place(jax.jit(jax.vmap(one))(self._init_params(seeds), keys))
 
     def compile(self) -> float:
         """Compile the training program (once) and return the seconds it took."""
         if self.compile_seconds is None:
             begin = time.perf_counter()
             shapes = jax.eval_shape(lambda: self.init(range(self.n_seeds)))
-            run = jax.jit(self._run, donate_argnums=0)
-            self._compiled = run.lower(shapes, jnp.int32(0)).compile()
+            if self.mesh is not None:
+                shapes = jax.tree.map(partial(_placed, sharding=NamedSharding(self.mesh, _SEEDS)), shapes)
+            run = self._spread(self._run, (_SEEDS, _WHOLE), (_SEEDS, _ROWS))
+            self._compiled = jax.jit(run, donate_argnums=0).lower(shapes, jnp.int32(0)).compile()
             self.compile_seconds = time.perf_counter() - begin
         return self.compile_seconds
 
@@ -226,7 +270,7 @@ class JittedLearner(_Learner):
             The state after them, and a dict of arrays (iterations, K).
         """
         self.compile()
-        state = to_device(state)
+        state = self._place(state)
         rows: list[Metrics] = []
         done = 0
         while done < iterations:
@@ -326,7 +370,12 @@ class JittedLearner(_Learner):
     ) -> np.ndarray[Any, Any]:
         """:meth:`evaluate` of all seeds at once: (K, episodes)."""
         keys = jax.random.split(key, self.n_seeds)
-        return np.asarray(self._evaluate(state.params, keys, episodes=episodes, deterministic=deterministic))
+        params = self._place(state).params
+        return np.asarray(self._evaluate_spread(params, keys, episodes=episodes, deterministic=deterministic))
+
+    def _evaluate_on_devices(self, params: PyTree, keys: Array, episodes: int, deterministic: bool) -> Array:
+        function = partial(self._evaluate_seeds, episodes=episodes, deterministic=deterministic)
+        return self._spread(function, (_SEEDS, _SEEDS), _SEEDS)(params, keys)
 
     def _evaluate_seeds(self, params: PyTree, keys: Array, episodes: int, deterministic: bool) -> Array:
         return jax.vmap(partial(self._evaluate_seed, episodes=episodes, deterministic=deterministic))(params, keys)
@@ -406,6 +455,17 @@ def seed_keys(seeds: Sequence[int], n_seeds: int) -> Array:
         if not 0 <= seed < 2**31:
             raise CapoError(f"seed {seed} must lie between 0 and 2**31 - 1")
     return jnp.stack([jax.random.PRNGKey(seed) for seed in seeds])
+
+
+def _seeds_mesh(n_seeds: int) -> Mesh | None:
+    """As many local devices as share the seeds evenly; None if that is one."""
+    devices = jax.local_devices()
+    count = max(n for n in range(1, len(devices) + 1) if n_seeds % n == 0)
+    return None if count == 1 else Mesh(np.array(devices[:count]), ("seeds",))
+
+
+def _placed(leaf: Any, sharding: NamedSharding) -> Any:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)  # type: ignore[no-untyped-call]
 
 
 def to_device(state: TrainState) -> TrainState:
