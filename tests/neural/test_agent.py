@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers_envs import Coin
 from helpers_shell import ENV, FRAMES, TINY, TINY_640, bits, metrics
 
 import capo
@@ -224,21 +224,6 @@ def test_gymnasium_stops_between_seeds_and_goes_on(tmp_path: Path) -> None:
 
 def test_an_environment_object(tmp_path: Path) -> None:
     """A user's own jitted environment: usable everywhere, but given again when loading."""
-
-    class Coin:
-        name = "coin"
-        n_actions = 2
-        observation_shape = (1,)
-        observation_dtype = np.float32
-
-        def reset(self, key: Any) -> tuple[Any, Any]:
-            del key
-            return jnp.float32(0), jnp.zeros(1)
-
-        def step(self, key: Any, state: Any, action: Any) -> tuple[Any, ...]:
-            del key
-            reward = jnp.where(action == 1, 1.0, 0.0)
-            return state, jnp.zeros(1), reward, jnp.bool_(True), jnp.bool_(False)
 
     agent = capo.NCAPO(Coin(), **TINY_640).learn(320)
     path = agent.save(tmp_path / "coin")

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from helpers_envs import Counting
 
 from capo import envs
 from capo.envs.minatar import NAMES
@@ -123,34 +124,22 @@ def test_minatar_games_step_under_jit(name):
     assert jax.tree.structure(state) == jax.tree.structure(state2)
 
 
-class Good:
-    name, n_actions, observation_shape, observation_dtype = "good", 2, (1,), np.float32
-
-    def reset(self, key):
-        del key
-        return jnp.int32(0), jnp.zeros(1)
-
-    def step(self, key, env_state, action):
-        del key, action
-        return env_state + 1, jnp.zeros(1), jnp.float32(0), env_state > 3, jnp.bool_(False)
-
-
 def test_the_protocol_is_checked():
-    assert envs.make(Good()).n_actions == 2
+    assert envs.make(Counting()).n_actions == 2
 
-    class WrongShape(Good):
+    class WrongShape(Counting):
         observation_shape = (2,)
 
-    class ChangingState(Good):
+    class ChangingState(Counting):
         def step(self, key, env_state, action):
             _, *rest = super().step(key, env_state, action)
             return (env_state * 1.0, *rest)
 
-    class FourValues(Good):
+    class FourValues(Counting):
         def step(self, key, env_state, action):
             return super().step(key, env_state, action)[:4]
 
-    class Untraceable(Good):
+    class Untraceable(Counting):
         def step(self, key, env_state, action):
             return super().step(key, env_state, action) if action else None
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from capo.envs.gym import EnvironmentFailed
 from capo.errors import CapoError
 from capo.neural import checkpoint
 from capo.neural.checkpoint import DiskError
-from capo.neural.host import EnvironmentFailed
 from capo.neural.progress import Reporter
 from capo.neural.run import Interrupted, Interrupts, Interval, RunFolder
 from capo.neural.training import BadReward, Diverged, Part, Rows, Training
