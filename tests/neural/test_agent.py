@@ -143,6 +143,30 @@ def test_evaluation(agent: capo.NCAPO) -> None:
         agent.evaluate(0)
 
 
+def test_evaluating_on_the_way_compiles_once() -> None:
+    agent = capo.NCAPO(ENV, seeds=2, log_every=160, **TINY_640)
+    found: list[Any] = []
+    agent.learn(640, callback=lambda who, rows: found.append(who.evaluate(5, seed=int(rows[0]["frames"]))))
+    assert [(one.returns.shape, one.frames) for one in found] == [
+        ((2, 5), frames) for frames in range(160, 641, 160)
+    ]
+    assert agent._training.learner._evaluate._cache_size() == 1  # type: ignore[union-attr]
+
+
+def test_the_same_seed_of_an_evaluation_plays_on_after_loading(agent: capo.NCAPO, tmp_path: Path) -> None:
+    loaded = capo.NCAPO.load(agent.save(tmp_path / "agent"))
+    np.testing.assert_array_equal(loaded.evaluate(20, seed=3).returns, agent.evaluate(20, seed=3).returns)
+    assert loaded.wall_seconds == agent.wall_seconds > 0
+
+
+def test_a_greedy_policy_says_that_nothing_is_sampled() -> None:
+    rainbow = capo.Rainbow("probe-action", width=16)
+    assert not rainbow.samples
+    assert rainbow.wall_seconds == 0
+    assert "likeliest actions" in str(rainbow.evaluate(2))
+    assert capo.NCAPO(ENV).samples
+
+
 def test_it_learns_and_each_seed_can_be_asked() -> None:
     agent = capo.NCAPO(ENV, seeds=[3, 7], **TINY | {"learning_rate": 3e-3}).learn(6400)
     assert agent.evaluate(50, deterministic=True).mean > 0.9
