@@ -7,7 +7,6 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 from helpers_envs import Fragile
-from helpers_shell import ENV, TINY, TINY_640, metrics
+from helpers_shell import ENV, TINY, TINY_640, metrics, uses
 
 import capo
 from capo.cli import main
@@ -24,16 +23,6 @@ from capo.neural.run import Interval, RunFolder, next_folder
 from capo.neural.training import Diverged, Training
 
 DIVERGES: dict[str, Any] = TINY | {"log_every": 160, "learning_rate": 1e25}
-
-
-def uses(agent: capo.NCAPO, path: Path) -> tuple[Callable[[], object], ...]:
-    """All that would act on an agent's state, go on from it or save it."""
-    return (
-        lambda: agent.predict([1.0]),
-        lambda: agent.evaluate(2),
-        lambda: agent.save(path),
-        lambda: agent.learn(160),
-    )
 
 
 def test_a_run_that_diverges_stops_and_names_what_and_where(

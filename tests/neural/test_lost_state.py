@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 from helpers_envs import Fragile
-from helpers_shell import ENV, FRAMES, TINY_640, bits
+from helpers_shell import ENV, FRAMES, TINY_640, bits, uses
 
 import capo
 from capo.cli import main
@@ -33,12 +33,7 @@ def test_a_lost_state_is_not_replaced_by_an_untrained_one(tmp_path: Path, monkey
     saved = agent.save(tmp_path / "saved")
     before = saved.read_bytes(), sorted((out / "checkpoints").iterdir())
     cut_off(agent, monkeypatch)
-    for use in (
-        lambda: agent.predict([1.0]),
-        lambda: agent.evaluate(2),
-        lambda: agent.save(saved),
-        lambda: agent.learn(FRAMES),
-    ):
+    for use in uses(agent, saved):
         with pytest.raises(capo.CapoError, match=r"training state was lost.*capo resume DIR"):
             use()
     assert (saved.read_bytes(), sorted((out / "checkpoints").iterdir())[: len(before[1])]) == before
