@@ -31,7 +31,7 @@ from capo.neural.progress import Reporter, reporter
 from capo.neural.run import CHECKPOINTS, CONFIG, Interval, RunFolder, check_new, read_config
 from capo.neural.session import Session
 from capo.neural.settings import Settings, override
-from capo.neural.training import Rows, Training
+from capo.neural.training import Part, Rows, Training
 from capo.provenance import provenance, versions
 
 LOG_EVERY = 10_000  # frames of a seed between two log points, if the run is long enough
@@ -536,10 +536,10 @@ class Agent:
         check_seed(seed)
         training = self._ready()
         parts = [training.playable(part.seeds[0]) for part in training.parts]  # all of them, before any plays
-        returns = []
-        for part in parts:
-            key = jax.random.fold_in(_key(seed, EVALUATE_STREAM), part.seeds[0])
-            returns.append(training.learner.evaluate_all(part.state, key, episodes, deterministic))
+        returns = [
+            np.asarray(_play(training.learner, part, _key(seed, EVALUATE_STREAM), episodes, deterministic))
+            for part in parts
+        ]
         likeliest = deterministic or not self.samples
         return Evaluation(np.concatenate(returns).astype(np.float64), tuple(self.seeds), likeliest, self.frames)
 
@@ -659,6 +659,15 @@ def _is_count(value: Any) -> bool:
 
 def _key(seed: int, stream: int) -> jax.Array:
     return jax.random.fold_in(jax.random.PRNGKey(seed), stream)
+
+
+def _play(learner: Any, part: Part, key: jax.Array, episodes: int, deterministic: bool) -> Any:
+    """Returns (seeds, episodes) of a part; a seed's episodes don't depend on which seeds play beside it."""
+    state: Any = part.state
+    keys = jax.vmap(partial(jax.random.fold_in, key))(np.asarray(part.seeds))
+    if envs.is_jitted(learner.env):
+        return learner._evaluate(state.params, keys, episodes=episodes, deterministic=deterministic)
+    return learner.evaluate_all(state, keys[0], episodes, deterministic)
 
 
 def _file(path: Path) -> Path:
