@@ -6,6 +6,7 @@ import csv
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,16 @@ def bits(agent: Any) -> dict[str, bytes]:
     """The whole training state of an agent."""
     leaves = jax.tree_util.tree_flatten_with_path(agent._training.tree())[0]
     return {jax.tree_util.keystr(path): np.asarray(leaf).tobytes() for path, leaf in leaves}
+
+
+def uses(agent: Any, path: Path) -> tuple[Callable[[], object], ...]:
+    """All that would act on an agent's state, go on from it or save it."""
+    return (
+        lambda: agent.predict([1.0]),
+        lambda: agent.evaluate(2),
+        lambda: agent.save(path),
+        lambda: agent.learn(FRAMES),
+    )
 
 
 def checkpoint_bits(folder: Path) -> dict[str, bytes]:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers_envs import Coin
 from helpers_shell import ENV, FRAMES, TINY, TINY_640, bits, metrics
 
 import capo
@@ -143,6 +143,30 @@ def test_evaluation(agent: capo.NCAPO) -> None:
         agent.evaluate(0)
 
 
+def test_evaluating_on_the_way_compiles_once() -> None:
+    agent = capo.NCAPO(ENV, seeds=2, log_every=160, **TINY_640)
+    found: list[Any] = []
+    agent.learn(640, callback=lambda who, rows: found.append(who.evaluate(5, seed=int(rows[0]["frames"]))))
+    assert [(one.returns.shape, one.frames) for one in found] == [
+        ((2, 5), frames) for frames in range(160, 641, 160)
+    ]
+    assert agent._training.learner._evaluate._cache_size() == 1  # type: ignore[union-attr]
+
+
+def test_the_same_seed_of_an_evaluation_plays_on_after_loading(agent: capo.NCAPO, tmp_path: Path) -> None:
+    loaded = capo.NCAPO.load(agent.save(tmp_path / "agent"))
+    np.testing.assert_array_equal(loaded.evaluate(20, seed=3).returns, agent.evaluate(20, seed=3).returns)
+    assert loaded.wall_seconds == agent.wall_seconds > 0
+
+
+def test_a_greedy_policy_says_that_nothing_is_sampled() -> None:
+    rainbow = capo.Rainbow("probe-action", width=16)
+    assert not rainbow.samples
+    assert rainbow.wall_seconds == 0
+    assert "likeliest actions" in str(rainbow.evaluate(2))
+    assert capo.NCAPO(ENV).samples
+
+
 def test_it_learns_and_each_seed_can_be_asked() -> None:
     agent = capo.NCAPO(ENV, seeds=[3, 7], **TINY | {"learning_rate": 3e-3}).learn(6400)
     assert agent.evaluate(50, deterministic=True).mean > 0.9
@@ -224,21 +248,6 @@ def test_gymnasium_stops_between_seeds_and_goes_on(tmp_path: Path) -> None:
 
 def test_an_environment_object(tmp_path: Path) -> None:
     """A user's own jitted environment: usable everywhere, but given again when loading."""
-
-    class Coin:
-        name = "coin"
-        n_actions = 2
-        observation_shape = (1,)
-        observation_dtype = np.float32
-
-        def reset(self, key: Any) -> tuple[Any, Any]:
-            del key
-            return jnp.float32(0), jnp.zeros(1)
-
-        def step(self, key: Any, state: Any, action: Any) -> tuple[Any, ...]:
-            del key
-            reward = jnp.where(action == 1, 1.0, 0.0)
-            return state, jnp.zeros(1), reward, jnp.bool_(True), jnp.bool_(False)
 
     agent = capo.NCAPO(Coin(), **TINY_640).learn(320)
     path = agent.save(tmp_path / "coin")

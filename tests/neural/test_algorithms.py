@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -73,14 +75,33 @@ def configs() -> list[type[Settings]]:
     return [algorithm.Config for algorithm in algorithms.ALGORITHMS.values()]
 
 
+def sentences(config: type[Settings]) -> dict[str, str]:
+    """The sentence under each field: the class's own, or that of the nearest class it derives from."""
+    found: dict[str, str] = {}
+    for base in reversed([each for each in config.__mro__ if issubclass(each, Settings)]):
+        definition = ast.parse(inspect.getsource(base)).body[0]
+        assert isinstance(definition, ast.ClassDef)
+        for field, below in itertools.pairwise(definition.body):
+            match field, below:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    found[name] = text
+    return found
+
+
 @pytest.mark.parametrize("config", configs(), ids=NAMES)
 def test_every_field_has_a_sentence_and_a_range(config: Any) -> None:
-    lines = inspect.getsource(config).splitlines()
+    known = sentences(config)
     for field in dataclasses.fields(config):
-        at = next(i for i, line in enumerate(lines) if line.startswith(f"    {field.name}: "))
-        assert lines[at + 1].strip().startswith('"""'), field.name
+        assert known[field.name].endswith("."), field.name
         if field.type in ("int", "float"):
             assert field.name in settings.RANGES
+
+
+def test_a_field_that_means_something_else_has_its_own_sentence() -> None:
+    a2c, ppo = (sentences(algorithms.by_name(name).Config) for name in ("a2c", "ppo"))
+    assert "clip schedules" in ppo["horizon"]
+    assert "clip" not in a2c["horizon"]
+    assert a2c["learning_rate"] == ppo["learning_rate"] == "Learning rate at the start."
 
 
 @pytest.mark.parametrize("config", configs(), ids=NAMES)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from helpers_envs import Counting
 
 from capo import envs
 from capo.envs.minatar import LOOP_TURNS, NAMES
@@ -124,18 +125,6 @@ def test_minatar_games_step_under_jit(name):
     assert jax.tree.structure(state) == jax.tree.structure(state2)
 
 
-class Good:
-    name, n_actions, observation_shape, observation_dtype = "good", 2, (1,), np.float32
-
-    def reset(self, key):
-        del key
-        return jnp.int32(0), jnp.zeros(1)
-
-    def step(self, key, env_state, action):
-        del key, action
-        return env_state + 1, jnp.zeros(1), jnp.float32(0), env_state > 3, jnp.bool_(False)
-
-
 @pytest.mark.parametrize("name", ["minatar-freeway", "minatar-space_invaders"])  # scans; loops of unknown length
 def test_games_without_their_loops_are_the_same_games(name):
     env, n = envs.make(name), 16
@@ -174,21 +163,21 @@ def test_a_function_without_its_loops_is_the_same_function():
 
 
 def test_the_protocol_is_checked():
-    assert envs.make(Good()).n_actions == 2
+    assert envs.make(Counting()).n_actions == 2
 
-    class WrongShape(Good):
+    class WrongShape(Counting):
         observation_shape = (2,)
 
-    class ChangingState(Good):
+    class ChangingState(Counting):
         def step(self, key, env_state, action):
             _, *rest = super().step(key, env_state, action)
             return (env_state * 1.0, *rest)
 
-    class FourValues(Good):
+    class FourValues(Counting):
         def step(self, key, env_state, action):
             return super().step(key, env_state, action)[:4]
 
-    class Untraceable(Good):
+    class Untraceable(Counting):
         def step(self, key, env_state, action):
             return super().step(key, env_state, action) if action else None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import os
@@ -9,17 +10,28 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
-from helpers_shell import ENV, TINY, TINY_640, metrics
+from helpers_envs import Fragile
+from helpers_shell import ENV, TINY, TINY_640, metrics, uses
 
 import capo
+from capo.cli import main
 from capo.neural import checkpoint, run, session
 from capo.neural.run import Interval, RunFolder, next_folder
+from capo.neural.training import Diverged, Training
+
+DIVERGES: dict[str, Any] = TINY | {"log_every": 160, "learning_rate": 1e25}
 
 
-def test_a_run_that_diverges_stops_and_names_what_and_where(tmp_path: Path) -> None:
+def test_a_run_that_diverges_stops_and_names_what_and_where(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "run"
-    agent = capo.NCAPO(ENV, out=out, log_every=160, checkpoint_every=160, **TINY, learning_rate=1e25)
+    saved = capo.NCAPO(ENV, **DIVERGES).save(tmp_path / "saved")
+    before = saved.read_bytes()
+    agent = capo.NCAPO(ENV, out=out, checkpoint_every=160, **DIVERGES)
     with pytest.raises(capo.CapoError) as caught:
         agent.learn(3200)
     text = str(caught.value)
@@ -30,12 +42,71 @@ def test_a_run_that_diverges_stops_and_names_what_and_where(tmp_path: Path) -> N
     assert str(kept[-1]) in text
     good = checkpoint.read(kept[-1])
     assert all((array == array).all() for array in good.arrays.values()), "a state with nan was checkpointed"
+    # The agent is of no use, says so, and harms no file.
+    files = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    for use in uses(agent, saved):
+        with pytest.raises(
+            capo.CapoError, match="can't be used any more: training diverged at iteration"
+        ) as again:
+            use()
+        assert str(kept[-1]) in str(again.value)
+    assert files == {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    assert saved.read_bytes() == before
+    # Its last good checkpoint is an agent, and what the run goes on from.
+    loaded = capo.NCAPO.load(kept[-1])
+    assert loaded.predict([1.0])[0].shape == ()
+    assert main(["resume", str(out)]) == 2
+    said = capsys.readouterr().err
+    assert f"from the last good checkpoint, at frame {loaded.frames:,}, since training diverged at iter" in said
+    assert "error: training diverged at iteration" in said
+    assert capo.neural.run.read_config(out)["diverged"].startswith("training diverged")
+    assert sorted((out / "checkpoints").iterdir()) == kept
 
 
-def test_diverging_without_a_folder() -> None:
-    agent = capo.NCAPO(ENV, log_every=160, **TINY, learning_rate=1e25)
+def test_diverging_without_a_folder(tmp_path: Path) -> None:
+    agent = capo.NCAPO(ENV, **DIVERGES)
     with pytest.raises(capo.CapoError, match="No checkpoint was kept"):
         agent.learn(3200)
+    for use in uses(agent, tmp_path / "saved"):
+        with pytest.raises(capo.CapoError, match=r"can't be used any more.*No checkpoint was kept"):
+            use()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_seed_that_was_finished_can_be_asked_when_another_diverged(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = capo.NCAPO("CartPole-v1", seeds=2, **TINY_640)
+    check = Training._check_finite
+
+    def diverge(self: Training, part: Any, metrics: Any, first: int) -> None:
+        if part.seeds == [1]:
+            raise Diverged(f"iteration {first}, seed 1: actor_loss nan")
+        check(self, part, metrics, first)
+
+    monkeypatch.setattr(Training, "_check_finite", diverge)
+    with pytest.raises(capo.CapoError, match="diverged at iteration 1, seed 1"):
+        agent.learn(160)
+    assert agent.predict(np.zeros(4))[0].shape == ()
+    for use in (lambda: agent.use_seed(1).predict(np.zeros(4)), lambda: agent.evaluate(2)):
+        with pytest.raises(
+            capo.CapoError, match="can't be used any more: training diverged at iteration 1, seed 1"
+        ):
+            use()
+
+
+def test_a_state_that_is_not_finite_is_never_kept_or_written(tmp_path: Path) -> None:
+    agent = capo.NCAPO(Fragile(breaks_at=70), log_every=160, **TINY_640).learn(16)
+    part = agent._training.parts[0]  # type: ignore[union-attr]
+    broken = jax.tree.map(lambda leaf: np.full_like(leaf, np.nan), part.state.params)  # type: ignore[union-attr]
+    part.state = dataclasses.replace(part.state, params=broken)
+    with pytest.raises(capo.CapoError, match="not a finite number, so nothing is saved"):
+        agent.save(tmp_path / "agent")
+    # The environment raises before the log point at which the loss would have been looked at.
+    with pytest.raises(capo.CapoError, match=r"the simulator is gone. Before that, a parameter stopped being"):
+        agent.learn(640)
+    for use in (lambda: agent.predict([0.0]), lambda: agent.save(tmp_path / "agent")):
+        with pytest.raises(capo.CapoError, match="training state was lost"):
+            use()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_full_disk_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

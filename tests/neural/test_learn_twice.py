@@ -6,10 +6,10 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnasium.vector import SyncVectorEnv
+from helpers_envs import Numbers
 from helpers_shell import ENV, FRAMES, TINY, TINY_640, bits
 
 import capo
@@ -83,23 +83,6 @@ def test_numpy_says_false_too(answer: Any) -> None:
     assert agent.learn(640, callback=lambda *_: answer).frames == FRAMES
     agent = capo.NCAPO(ENV, log_every=FRAMES, **TINY_640)
     assert agent.learn(32, callback=lambda *_: 0).frames == 32  # type: ignore[arg-type, return-value]
-
-
-class Numbers:
-    """A user's environment that says with numbers whether its episode ended."""
-
-    name = "numbers"
-    n_actions = 2
-    observation_shape = (1,)
-    observation_dtype = np.float32
-
-    def reset(self, key: Any) -> tuple[Any, Any]:
-        del key
-        return jnp.float32(0), jnp.zeros(1)
-
-    def step(self, key: Any, state: Any, action: Any) -> tuple[Any, ...]:
-        del key, action
-        return state + 1, jnp.zeros(1), jnp.int32(1), jnp.float32(state >= 2), jnp.int32(0)
 
 
 def test_ends_that_are_numbers() -> None:

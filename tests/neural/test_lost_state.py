@@ -8,10 +8,11 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium import spaces
-from helpers_shell import ENV, FRAMES, TINY_640, bits
+from helpers_envs import Fragile
+from helpers_shell import ENV, FRAMES, TINY_640, bits, uses
 
 import capo
+from capo.cli import main
 
 
 def cut_off(agent: capo.NCAPO, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,12 +33,7 @@ def test_a_lost_state_is_not_replaced_by_an_untrained_one(tmp_path: Path, monkey
     saved = agent.save(tmp_path / "saved")
     before = saved.read_bytes(), sorted((out / "checkpoints").iterdir())
     cut_off(agent, monkeypatch)
-    for use in (
-        lambda: agent.predict([1.0]),
-        lambda: agent.evaluate(2),
-        lambda: agent.save(saved),
-        lambda: agent.learn(FRAMES),
-    ):
+    for use in uses(agent, saved):
         with pytest.raises(capo.CapoError, match=r"training state was lost.*capo resume DIR"):
             use()
     assert (saved.read_bytes(), sorted((out / "checkpoints").iterdir())[: len(before[1])]) == before
@@ -51,30 +47,8 @@ def test_a_state_of_another_iteration_is_never_written(tmp_path: Path) -> None:
         agent.save(tmp_path / "agent")
 
 
-class Fragile(gymnasium.Env[Any, Any]):
-    """Raises, or pays nan, at one step of its life."""
-
-    observation_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
-    action_space = spaces.Discrete(2)
-    steps = 0
-    breaks_at = 70
-    nan_at = 10**9
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed, options=options)
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        del action
-        self.steps += 1
-        if self.steps == self.breaks_at:
-            raise RuntimeError("the simulator is gone")
-        reward = float("nan") if self.steps == self.nan_at else 1.0
-        return np.zeros(1, np.float32), reward, self.steps % 3 == 0, False, {}
-
-
 def test_an_environment_that_raises_leaves_the_last_good_state(tmp_path: Path) -> None:
-    agent = capo.NCAPO(Fragile(), out=tmp_path / "run", **TINY_640)
+    agent = capo.NCAPO(Fragile(breaks_at=70), out=tmp_path / "run", **TINY_640)
     message = r"Fragile, after frame 69: its step raised RuntimeError: the simulator is gone.* frame 64"
     with pytest.raises(capo.CapoError, match=message) as caught:
         agent.learn(640)
@@ -88,9 +62,90 @@ def test_an_environment_that_raises_leaves_the_last_good_state(tmp_path: Path) -
 
 
 def test_a_reward_of_the_host_that_is_nan_is_named() -> None:
-    env = Fragile()
-    env.nan_at, env.breaks_at = 20, 10**9
-    agent = capo.NCAPO(env, **TINY_640)
-    with pytest.raises(capo.CapoError, match="Fragile, after frame 20: its step gave the reward nan"):
+    agent = capo.NCAPO(Fragile(nan_at=20), **TINY_640)
+    with pytest.raises(capo.CapoError, match="Fragile, after frame 19: its step gave the reward nan"):
         agent.learn(640)
     assert agent.frames == 16
+
+
+def test_a_reset_that_raises_while_training_is_named() -> None:
+    agent = capo.NCAPO(Fragile(reset_breaks_at=4), **TINY_640)
+    with pytest.raises(
+        capo.CapoError, match="Fragile, after frame 8: its reset raised OSError: the sim"
+    ) as caught:
+        agent.learn(640)
+    assert isinstance(caught.value.__cause__, OSError)
+    agent = capo.NCAPO(Fragile(reset_breaks_at=1), **TINY_640)
+    with pytest.raises(capo.CapoError, match="Fragile: its reset raised OSError"):
+        agent.learn(640)
+    assert agent.learn(16).frames == 16
+
+
+@pytest.mark.parametrize("copies", [True, False])
+@pytest.mark.parametrize(
+    ("fault", "message", "cause"),
+    [
+        ({"breaks_at": 40}, "its step raised RuntimeError: the simulator is gone", RuntimeError),
+        ({"reset_breaks_at": 9}, "its reset raised OSError: the simulator does not start", OSError),
+        ({"nan_at": 40}, "its step gave the reward nan", type(None)),
+    ],
+)
+def test_an_evaluation_that_fails_changes_nothing(
+    copies: bool, fault: dict[str, int], message: str, cause: type
+) -> None:
+    env = Fragile(copies=copies)
+    agent = capo.NCAPO(env, **TINY_640).learn(16)
+    before = bits(agent)
+    env.steps = env.resets = 0
+    for name, value in fault.items():
+        setattr(env, name, value)
+    with pytest.raises(capo.CapoError, match=f"Fragile, in the evaluation: {message}.*as it was before") as caught:
+        agent.evaluate(17)
+    assert isinstance(caught.value.__cause__, cause)
+    assert bits(agent) == before
+    env.steps, env.breaks_at, env.reset_breaks_at, env.nan_at = 0, 10**9, 10**9, 10**9
+    np.testing.assert_array_equal(agent.evaluate(2).returns, [[3.0, 3.0]])
+    assert agent.learn(16).frames == 32
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The arguments that the environment of the id Fragile-v0 is made with."""
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", dict(gymnasium.registry))
+    monkeypatch.setattr(gymnasium, "registry", gymnasium.envs.registration.registry)
+    gymnasium.register("Fragile-v0", Fragile, disable_env_checker=True)
+    arguments: dict[str, Any] = gymnasium.registry["Fragile-v0"].kwargs
+    return arguments
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ({"breaks_at": 2}, "Fragile-v0, at step 2: its step raised RuntimeError: the simulator is gone"),
+        ({"reset_breaks_at": 1}, "Fragile-v0: its reset raised OSError: the simulator does not start"),
+        ({"unknown": 1}, "Gymnasium can't make 'Fragile-v0' to watch it"),
+    ],
+)
+def test_watching_an_environment_that_fails(
+    fault: dict[str, int],
+    message: str,
+    registered: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    agent = capo.NCAPO("Fragile-v0", **TINY_640)
+    monkeypatch.setattr("capo.commands.watch.load_agent", lambda _: agent)
+    registered |= fault
+    assert main(["watch", "saved", "--out", str(tmp_path / "play.gif")]) == 2
+    assert message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_environment_that_can_not_be_made_again(registered: dict[str, Any]) -> None:
+    agent = capo.NCAPO("Fragile-v0", **TINY_640).learn(16)
+    registered["unknown"] = 1
+    with pytest.raises(capo.CapoError, match=r"Gymnasium cannot make 'Fragile-v0': TypeError: .*unknown"):
+        agent.evaluate(2)
+    with pytest.raises(capo.CapoError, match=r"Gymnasium cannot make 'Fragile-v0': TypeError: .*unknown"):
+        capo.NCAPO("Fragile-v0")

@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from gymnasium import spaces
+from helpers_envs import Board, Unpaid
 from helpers_shell import ENV, FRAMES, SET, TINY_640
 
 import capo
@@ -122,49 +121,12 @@ def test_discrete_observations_are_checked() -> None:
             agent.predict(wrong)
 
 
-class Unpaid:
-    """A jitted environment that pays nan from the third step of an episode on."""
-
-    name = "unpaid"
-    n_actions = 2
-    observation_shape = (1,)
-    observation_dtype = np.float32
-
-    def reset(self, key: Any) -> tuple[Any, Any]:
-        del key
-        return jnp.float32(0), jnp.zeros(1)
-
-    def step(self, key: Any, state: Any, action: Any) -> tuple[Any, ...]:
-        del key, action
-        reward = jnp.where(state >= 2, jnp.nan, 1.0)
-        return state + 1, jnp.zeros(1), reward, jnp.bool_(False), jnp.bool_(False)
-
-
 def test_rewards_that_are_nan_are_named(tmp_path: Path) -> None:
     named = r"stopped at iteration 2, seed 0: the environment 'unpaid' gave a reward that is not a finite number"
     with pytest.raises(capo.CapoError, match=named + r".*No checkpoint was kept.*\(out=\): correct the env"):
         capo.NCAPO(Unpaid(), **TINY_640).learn(10 * FRAMES)
     with pytest.raises(capo.CapoError, match=named + r".*last good checkpoint is .*same place, so correct"):
         capo.NCAPO(Unpaid(), out=tmp_path / "run", **TINY_640).learn(10 * FRAMES)
-
-
-class Board(gymnasium.Env[Any, Any]):
-    """Bytes up to ``high``; an episode that never ends and whose reward is the number of its step."""
-
-    action_space = spaces.Discrete(2)
-
-    def __init__(self, high: int = 1) -> None:
-        self.observation_space = spaces.Box(0, high, (2,), np.uint8)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed, options=options)
-        self.steps = 0
-        return np.ones(2, np.uint8), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        del action
-        self.steps += 1
-        return np.ones(2, np.uint8), float(self.steps), False, False, {}
 
 
 @pytest.mark.parametrize("high", [1, 4, 255])

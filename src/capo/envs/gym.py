@@ -7,9 +7,10 @@ resets and its transition means nothing).
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -18,6 +19,34 @@ import numpy as np
 from capo.errors import CapoError
 
 NDArray = np.ndarray[Any, Any]
+
+
+class EnvironmentFailed(CapoError):
+    """A Gymnasium environment raised an error, or gave a reward that is no number."""
+
+
+@contextlib.contextmanager
+def blame(call: str) -> Iterator[None]:
+    """Turn whatever a user's environment raises into an :class:`EnvironmentFailed` that names the ``call``."""
+    try:
+        yield
+    except EnvironmentFailed:
+        raise
+    except Exception as error:
+        raise EnvironmentFailed(f"its {call} raised {_words(error)}") from error
+
+
+@contextlib.contextmanager
+def naming(where: str, kept: str = "") -> Iterator[None]:
+    """Say ``where`` an environment failed, and what was ``kept``; the environment's own error stays the cause."""
+    try:
+        yield
+    except EnvironmentFailed as error:
+        raise EnvironmentFailed(f"{where}: {error}{kept and f'. {kept}'}") from error.__cause__
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 class HostStep(NamedTuple):
@@ -149,8 +178,8 @@ class GymEnv:
         if isinstance(self._source, str):
             try:
                 return gymnasium.make(self._source)
-            except (gymnasium.error.Error, ImportError) as error:
-                raise CapoError(f"Gymnasium cannot make {self._source!r}: {error}") from error
+            except Exception as error:  # also what the environment's own constructor raises
+                raise CapoError(f"Gymnasium cannot make {self._source!r}: {_words(error)}") from error
         if self._vector:
             if self._source.spec is None:
                 raise CapoError("this vector environment does not say what it is made of")
@@ -216,6 +245,14 @@ def _one_hot(name: str, eye: NDArray, start: int, obs: NDArray) -> NDArray:
     return eye[index]
 
 
+def _checked(moved: HostStep) -> HostStep:
+    """The step itself, if what it paid are numbers."""
+    wrong = moved.reward[moved.valid & ~np.isfinite(moved.reward)]
+    if wrong.size:
+        raise EnvironmentFailed(f"its step gave the reward {wrong[0]:g}, which is not a finite number")
+    return moved
+
+
 class _Copies:
     """Single environments stepped one after another; a finished episode is reset at once."""
 
@@ -226,33 +263,36 @@ class _Copies:
         self.n = len(envs)
 
     def reset(self, seed: int) -> NDArray:
-        return self._encode(np.stack([env.reset(seed=seed + i)[0] for i, env in enumerate(self._envs)]))
+        with blame("reset"):
+            return self._encode(np.stack([env.reset(seed=seed + i)[0] for i, env in enumerate(self._envs)]))
 
     def step(self, action: NDArray) -> HostStep:
         successors, observations = [], []
         reward = np.zeros(self.n, np.float32)
         terminated, truncated = np.zeros(self.n, np.bool_), np.zeros(self.n, np.bool_)
-        for i, env in enumerate(self._envs):
-            obs, reward[i], terminated[i], truncated[i], _ = env.step(int(action[i]) + self._first_action)
-            successors.append(obs)
-            observations.append(env.reset()[0] if terminated[i] or truncated[i] else obs)
-        return HostStep(
-            self._encode(np.stack(observations)),
-            self._encode(np.stack(successors)),
-            reward,
-            terminated,
-            truncated & ~terminated,
-            np.ones(self.n, np.bool_),
+        with blame("step"):
+            for i, env in enumerate(self._envs):
+                obs, reward[i], terminated[i], truncated[i], _ = env.step(int(action[i]) + self._first_action)
+                successors.append(obs)
+                if terminated[i] or truncated[i]:
+                    with blame("reset"):
+                        obs = env.reset()[0]
+                observations.append(obs)
+            successor, obs = self._encode(np.stack(successors)), self._encode(np.stack(observations))
+        return _checked(
+            HostStep(obs, successor, reward, terminated, truncated & ~terminated, np.ones(self.n, np.bool_))
         )
 
     def restart(self, who: NDArray) -> NDArray:
         """Start new episodes where ``who`` (n,) says so; the observations (n, ...) of these copies."""
-        return self._encode(np.stack([self._envs[i].reset()[0] for i in np.flatnonzero(who)]))
+        with blame("reset"):
+            return self._encode(np.stack([self._envs[i].reset()[0] for i in np.flatnonzero(who)]))
 
     def close(self) -> None:
         """Close what was made here; an environment that the user made is the user's to close."""
         for env in self._envs if self._ours else []:
-            env.close()
+            with contextlib.suppress(Exception):  # one that failed may fail here too, and what it gave is ours
+                env.close()
 
 
 class _GivenVector:
@@ -269,9 +309,14 @@ class _GivenVector:
 
     def reset(self, seed: int) -> NDArray:
         self._only_resets[:] = False
-        return self._encode(self._vector.reset(seed=seed)[0])
+        with blame("reset"):
+            return self._encode(self._vector.reset(seed=seed)[0])
 
     def step(self, action: NDArray) -> HostStep:
+        with blame("step"):
+            return _checked(self._step(action))
+
+    def _step(self, action: NDArray) -> HostStep:
         obs, reward, terminated, truncated, info = self._vector.step(action + self._first_action)
         terminated, truncated = np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)
         done = terminated | truncated
@@ -293,7 +338,8 @@ class _GivenVector:
     def restart(self, who: NDArray) -> NDArray:
         """As above; Gymnasium's vector environments reset single copies in every mode."""
         self._only_resets = self._only_resets & ~who
-        return self._encode(self._vector.reset(options={"reset_mask": who})[0])[who]
+        with blame("reset"):
+            return self._encode(self._vector.reset(options={"reset_mask": who})[0])[who]
 
     def close(self) -> None:
         """The user made it and closes it."""

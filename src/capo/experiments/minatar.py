@@ -211,7 +211,6 @@ class Job:
 
     def _train(self, path: Path, seeds: Sequence[int], progress: bool) -> None:
         from capo.neural.agent import algorithm
-        from capo.neural.evaluation import Evaluation
         from capo.neural.run import EVALUATION, read_config, write_json
 
         kind = algorithm(self.algorithm)
@@ -224,9 +223,9 @@ class Job:
         log = EvaluationLog(path / EVALUATIONS, self.plan, agent.frames)
         if left:
             agent.learn(left, progress_bar=progress, callback=log)
-        final = evaluate(agent, self.plan.final_episodes, seed=1)
-        write_json(path / EVALUATION, Evaluation(final, tuple(agent.seeds), False, agent.frames).to_dict())
-        self._store(agent, read_config(path), folders.read_run(path), log.rows(), final)
+        final = agent.evaluate(self.plan.final_episodes, seed=1)
+        write_json(path / EVALUATION, final.to_dict())
+        self._store(agent, read_config(path), folders.read_run(path), log.rows(), final.returns)
 
     def _store(
         self, agent: Agent, config: dict[str, Any], trained: Record, rows: list[dict[str, float]], final: Any
@@ -246,7 +245,7 @@ class Job:
             )
         program = {
             "seeds": list(agent.seeds),
-            "wall_seconds": round(agent._ready().elapsed, 1),
+            "wall_seconds": round(agent.wall_seconds, 1),
             **{key: config[key] for key in ("versions", "commit", "hardware", "started")},
         }
         write_result(
@@ -268,9 +267,7 @@ class Job:
     def _protocol(self, agent: Agent) -> dict[str, str]:
         """How everything was measured, in words: for the file, the table and the page."""
         plan = self.plan
-        learner = agent._ready().learner
-        sampled = getattr(getattr(learner, "algorithm", None), "samples", True)
-        how = "actions sampled from the policy" if sampled else "the best action"
+        how = "actions sampled from the policy" if agent.samples else "the best action"
         return {
             "Evaluation curve": f"every {plan.frames // plan.evaluations:,} frames (at the next log point), "
             f"{plan.episodes} whole episodes of each seed, {how}, no epsilon",
@@ -311,22 +308,12 @@ class EvaluationLog:
         if frames // self._every == self._done:
             return
         self._done = frames // self._every
-        returns = evaluate(agent, self._episodes, seed=frames).mean(axis=1)
-        for seed, value in zip(agent.seeds, returns, strict=True):
+        returns = agent.evaluate(self._episodes, seed=frames).returns
+        for seed, value in zip(agent.seeds, returns.mean(axis=1), strict=True):
             self._rows.append({"seed": seed, "frames": frames, "return": float(value)})
         lines = [f"{int(row['seed'])},{int(row['frames'])},{row['return']:.6g}" for row in self._rows]
         text = "\n".join(["seed,frames,return", *lines, ""])
         write_atomically(self.path, lambda file: file.write(text.encode()))
-
-
-def evaluate(agent: Agent, episodes: int, seed: int) -> Any:
-    """Returns (seeds, episodes) of whole episodes, all seeds as one program, without exploration."""
-    import jax
-
-    training = agent._ready()
-    state = training.parts[0].state
-    returns = training.learner.evaluate_all(state, jax.random.PRNGKey(seed), episodes)
-    return np.asarray(returns, np.float64)
 
 
 def _thin(frames: Any, returns: Any) -> dict[str, list[Any]]:

@@ -17,59 +17,27 @@ from capo.neural.algorithm import Metrics, TrainState, finite
 from capo.neural.networks import NetworkSpec, Params
 from capo.neural.onpolicy import Batch, OnPolicy, policy_and_value
 from capo.neural.replay import Rollout
-from capo.neural.settings import Activation, Network, OnPolicyOptimiser, Precision, Schedule, Settings, is_minatar
+from capo.neural.settings import OnPolicyOptimiser, OnPolicySettings, is_minatar
 
 Array = Any
 
 
 @dataclass(frozen=True)
-class A2CConfig(Settings):
+class A2CConfig(OnPolicySettings):
     """All settings of A2C. Frames are environment steps of one seed, over all its environments."""
 
     PRESETS: ClassVar[tuple[str, ...]] = ("paper", "default")
 
     horizon: int = 1_000_000
     """Frames over which the learning-rate schedule runs; later frames use its final value."""
-    n_envs: int = 8
-    """Environments a seed steps together."""
     rollout_length: int = 5
     """Steps of each environment an iteration; n_envs times as many are one batch."""
-    gamma: float = 0.99
-    """Discount of future rewards."""
     gae_lambda: float = 1.0
     """Lambda of the generalised advantages; 1 is the plain n-step return."""
     learning_rate: float = 7e-4
-    """Learning rate at the start."""
-    learning_rate_schedule: Schedule = "constant"
-    """constant, or linear: down to 0 at the horizon."""
     optimiser: OnPolicyOptimiser = "rmsprop"
-    """adam, rmsprop, or rmsprop-tf: TensorFlow's, whose moment starts at 1 with epsilon inside the root."""
-    optimiser_epsilon: float = 1e-5
-    """Epsilon of the optimiser."""
-    optimiser_decay: float = 0.99
-    """Decay of the second moment of rmsprop (adam uses 0.9 and 0.999)."""
-    max_grad_norm: float = 0.5
-    """Gradients longer than this are scaled down to it."""
     normalise_advantage: bool = False
     """Whether advantages are shifted and scaled to mean 0 and deviation 1 over the batch."""
-    critic_coefficient: float = 0.5
-    """Weight of the value's loss."""
-    entropy: float = 0.0
-    """Weight of the policy's entropy."""
-    network: Network = "auto"
-    """mlp (two layers), conv (16 filters of 3x3, then one layer), or auto: conv for image grids."""
-    width: int = 64
-    """Units of each dense layer."""
-    conv_features: int = 16
-    """Filters of the convolution."""
-    activation: Activation = "tanh"
-    """relu or tanh."""
-    layer_norm: bool = False
-    """Normalise every layer's output before its activation."""
-    shared_trunk: bool = False
-    """Whether actor and critic share all layers but their heads."""
-    precision: Precision = "float32"
-    """Number format of the matrix products; parameters are always float32."""
 
     @classmethod
     def _preset(cls, name: str, env_name: str) -> Self:

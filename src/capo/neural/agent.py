@@ -31,7 +31,7 @@ from capo.neural.progress import Reporter, reporter
 from capo.neural.run import CHECKPOINTS, CONFIG, Interval, RunFolder, check_new, read_config
 from capo.neural.session import Session
 from capo.neural.settings import Settings, override
-from capo.neural.training import Rows, Training
+from capo.neural.training import Part, Rows, Training
 from capo.provenance import provenance, versions
 
 LOG_EVERY = 10_000  # frames of a seed between two log points, if the run is long enough
@@ -131,6 +131,16 @@ class Agent:
         return (
             0 if training is None else training.target * int(training.learner.frames_per_iteration) - self.frames
         )
+
+    @property
+    def wall_seconds(self) -> float:
+        """Seconds spent training, over all seeds and sessions; compiling and evaluating don't count."""
+        return 0.0 if self._training is None else self._training.elapsed
+
+    @property
+    def samples(self) -> bool:
+        """Whether the policy is stochastic; if not, the best action is always taken."""
+        return algorithms.by_name(self.algorithm).samples
 
     def learn(
         self,
@@ -258,6 +268,7 @@ class Agent:
             "keep": self.keep,
             "start_frames": training.iteration * per_iteration,
             "extra": self.extra,
+            "diverged": None,
             **provenance(),
         }
         if not self._run_exists:
@@ -368,6 +379,10 @@ class Agent:
     def resume_notes(self, config: Mapping[str, Any]) -> list[str]:
         """What keeps this run from being exactly the one that ``config`` started, in words."""
         notes = []
+        if config.get("diverged"):
+            notes.append(
+                f"this goes on from the last good checkpoint, at frame {self.frames:,}, since {config['diverged']}"
+            )
         if not self._jitted:
             notes.append(
                 f"{self.env.name} is stepped by Gymnasium, which can't save it: the episodes and rollouts "
@@ -436,13 +451,8 @@ class Agent:
     def _policy(self, index: int) -> tuple[Any, Any]:
         """The learner and the parameters of the policy of the index-th seed."""
         training = self._ready()
-        training.start()
-        if self._jitted:
-            part, inside = training.parts[0], index
-        else:
-            part, inside = training.parts[index], 0
-        if part.state is None:
-            raise CapoError(f"seed {self.seeds[index]} has not been trained yet")
+        part = training.playable(self.seeds[index])
+        inside = part.seeds.index(self.seeds[index])
         return training.learner, training.learner.policy_params(part.state, inside)
 
     def predict(
@@ -510,20 +520,28 @@ class Agent:
     def evaluate(self, episodes: int = 100, *, deterministic: bool = False, seed: int = 0) -> Evaluation:
         """Play whole episodes with the policy of every seed, without exploration.
 
+        On a jitted environment all seeds play at once, in one program that is compiled for each number of
+        episodes and not again.
+
         Args:
             episodes: of each trained seed.
             deterministic: take the likeliest action instead of sampling one.
             seed: of the evaluation itself; the same seed gives the same episodes on a jitted environment.
+
+        Returns:
+            The returns of all episodes (seeds, episodes), with their mean and its standard error.
         """
         if episodes < 1:
             raise CapoError(f"evaluate({episodes}): at least one episode is needed")
         check_seed(seed)
-        returns = []
-        for index, trained in enumerate(self.seeds):
-            learner, params = self._policy(index)
-            key = jax.random.fold_in(_key(seed, EVALUATE_STREAM), trained)
-            returns.append(np.asarray(learner.evaluate(params, key, episodes, deterministic), np.float64))
-        return Evaluation(np.stack(returns), tuple(self.seeds), deterministic, self.frames)
+        training = self._ready()
+        parts = [training.playable(part.seeds[0]) for part in training.parts]  # all of them, before any plays
+        returns = [
+            np.asarray(_play(training.learner, part, _key(seed, EVALUATE_STREAM), episodes, deterministic))
+            for part in parts
+        ]
+        likeliest = deterministic or not self.samples
+        return Evaluation(np.concatenate(returns).astype(np.float64), tuple(self.seeds), likeliest, self.frames)
 
 
 class NCAPO(Agent):
@@ -641,6 +659,15 @@ def _is_count(value: Any) -> bool:
 
 def _key(seed: int, stream: int) -> jax.Array:
     return jax.random.fold_in(jax.random.PRNGKey(seed), stream)
+
+
+def _play(learner: Any, part: Part, key: jax.Array, episodes: int, deterministic: bool) -> Any:
+    """Returns (seeds, episodes) of a part; a seed's episodes don't depend on which seeds play beside it."""
+    state: Any = part.state
+    keys = jax.vmap(partial(jax.random.fold_in, key))(np.asarray(part.seeds))
+    if envs.is_jitted(learner.env):
+        return learner._evaluate(state.params, keys, episodes=episodes, deterministic=deterministic)
+    return learner.evaluate_all(state, keys[0], episodes, deterministic)
 
 
 def _file(path: Path) -> Path:

@@ -11,74 +11,24 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
 
 from capo.errors import unknown_name
-from capo.neural.settings import RANGES as _RANGES  # noqa: F401
-from capo.neural.settings import Network, Optimiser, Precision, Schedule, Settings, is_minatar, override
+from capo.neural.settings import RetraceSettings, is_minatar, override
 
 __all__ = ["KL", "PRESETS", "NCAPOConfig", "override", "preset"]
 
 KL = Literal["policy-to-target", "target-to-policy"]
-TargetFrom = Literal["current", "target-network"]
-TargetCritic = Literal["full", "head"]
-Updates = Literal["joint", "separate"]
 AdvantageWeight = Literal["none", "absolute", "normalised"]
 
 PRESETS = ("paper", "official", "default", "cpu")
 
 
 @dataclass(frozen=True)
-class NCAPOConfig(Settings):
+class NCAPOConfig(RetraceSettings):
     """All settings of one NCAPO run. Frames are environment steps of one seed, over all its environments."""
 
     PRESETS: ClassVar[tuple[str, ...]] = PRESETS
 
-    horizon: int = 1_000_000
-    """Frames over which the epsilon and learning-rate schedules run; later frames use the final values."""
-    n_envs: int = 40
-    """Environments a seed steps together; each gives one rollout an iteration."""
-    rollout_length: int = 20
-    """Steps of one rollout; rollouts go on across episode ends."""
-    batch_size: int = 32
-    """Rollouts in the batch of one gradient step."""
-    gradient_steps: int = 30
-    """Gradient steps an iteration (of the critic and of the actor each, if updates are separate)."""
-    replay_rollouts: int = 6400
-    """Rollouts kept in the replay; rounded up to a multiple of n_envs."""
-    replay_clear_every: int = 0
-    """Empty the replay every so many iterations; 0 never does."""
-    gamma: float = 0.99
-    """Discount of future rewards."""
-    retrace_lambda: float = 1.0
-    """Lambda of Retrace: 0 looks one step ahead, 1 down the whole rollout."""
-    learning_rate: float = 5e-4
-    """Learning rate at the start."""
-    learning_rate_schedule: Schedule = "constant"
-    """constant, or linear: down to 0 at the horizon."""
-    optimiser: Optimiser = "adam"
-    """adam or rmsprop; one for actor and critic together."""
-    optimiser_epsilon: float = 1e-5
-    """Added to the root of the second moment in the optimiser."""
-    optimiser_decay: float = 0.99
-    """Decay of the second moment of rmsprop (adam uses 0.9 and 0.999)."""
-    max_grad_norm: float = 0.8
-    """Gradients longer than this are scaled down to it."""
-    network: Network = "auto"
-    """mlp (two layers), conv (16 filters of 3x3, then one layer), or auto: conv for image grids."""
-    width: int = 128
-    """Units of each dense layer."""
-    conv_features: int = 16
-    """Filters of the convolution."""
-    layer_norm: bool = False
-    """Normalise every layer's output before its activation."""
-    shared_trunk: bool = False
-    """Whether actor and critic share all layers but their heads."""
-    precision: Precision = "float32"
-    """Number format of the matrix products; parameters are always float32."""
     epsilon_start: float = 0.3
-    """Chance of a uniform action at the start of training."""
     epsilon_final: float = 0.05
-    """Chance of a uniform action after the first part of training."""
-    epsilon_fraction: float = 0.1
-    """Fraction of the horizon over which epsilon falls to its final value."""
     clip: float = 50.0
     """Largest step size: alpha = min(log 1/pi, clip)."""
     alpha_bonus: float = 0.0
@@ -87,22 +37,6 @@ class NCAPOConfig(Settings):
     """none: only the sign counts, as in the paper; absolute: alpha times |A|; normalised: |A| / mean |A|."""
     kl: KL = "policy-to-target"
     """Direction of the actor's loss: KL(pi || pi~) (the paper's) or KL(pi~ || pi)."""
-    target_from: TargetFrom = "current"
-    """The pi of the actor's target and of Retrace: current (at every gradient step) or target-network."""
-    target_critic: TargetCritic = "full"
-    """Whether the whole critic has a slow copy, or its head only (on the current trunk)."""
-    updates: Updates = "joint"
-    """joint: one step on both losses; separate: critic steps, then actor steps."""
-    actor_every: int = 1
-    """Iterations between two of the actor's turns, if updates are separate."""
-    critic_coefficient: float = 1.0
-    """Weight of the critic's loss."""
-    entropy: float = 0.0
-    """Weight of the policy's entropy, added to what the actor maximises."""
-    tau_q: float = 0.05
-    """Fraction of the way the critic's target network moves to the critic, once an iteration."""
-    tau_policy: float = 1.0
-    """Fraction of the way the policy's target network moves to the policy, once an iteration."""
 
     @classmethod
     def _preset(cls, name: str, env_name: str) -> Self:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from capo.envs.gym import GymEnv, HostEnvs
+from capo.envs.gym import EnvironmentFailed, GymEnv, HostEnvs, naming
 from capo.errors import CapoError
 from capo.neural import replay
 from capo.neural.algorithm import Metrics, TrainState
@@ -24,10 +23,6 @@ Array = Any
 PyTree = Any
 NDArray = np.ndarray[Any, Any]
 Behave = Callable[[NDArray, int], tuple[NDArray, NDArray]]
-
-
-class EnvironmentFailed(CapoError):
-    """A Gymnasium environment raised an error, or gave a reward that is no number."""
 
 
 class Collector:
@@ -71,15 +66,9 @@ class Collector:
         return rollouts, episodes
 
     def _step(self, action: NDArray, log_mu: NDArray, returns: list[float], lengths: list[int]) -> None:
-        try:
-            moved = self._envs.step(action)
-        except Exception as error:  # whatever a user's environment raises
-            raise EnvironmentFailed(f"its step raised {_words(error)}") from error
+        moved = self._envs.step(action)
         who = np.flatnonzero(moved.valid)
         self.steps += len(who)
-        wrong = moved.reward[who][~np.isfinite(moved.reward[who])]
-        if wrong.size:
-            raise EnvironmentFailed(f"its step gave the reward {wrong[0]:g}, which is not a finite number")
         at = self._filled[who]
         rows = self._rows
         rows.obs[who, at] = self._obs[who]
@@ -103,10 +92,6 @@ class Collector:
             returns.append(float(self._return[i]))
             lengths.append(int(self._length[i]))
             self._return[i], self._length[i] = 0.0, 0
-
-
-def _words(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def _blank(spec: replay.ReplaySpec, n: int, xp: Any) -> Rollout:
@@ -204,7 +189,14 @@ class HostLearner(_Learner):
         envs = self.env.open_for_evaluation(n)
         if envs is None:
             envs, self._collector = self.env.open(n), None
-            n = envs.n
+        try:
+            with naming(f"{self.env.name}, in the evaluation", "The agent is as it was before"):
+                return self._play(envs, params, key, episodes, deterministic)
+        finally:
+            envs.close()
+
+    def _play(self, envs: HostEnvs, params: PyTree, key: Array, episodes: int, deterministic: bool) -> NDArray:
+        n = envs.n
         share = -(-episodes // n)
         returns: list[list[float]] = [[] for _ in range(n)]
         total, steps = np.zeros(n), np.zeros(n, np.int64)
@@ -228,7 +220,6 @@ class HostLearner(_Learner):
             if capped.any():  # what follows is another episode, not the rest of this one
                 obs = obs.copy()
                 obs[capped] = envs.restart(capped)
-        envs.close()
         return np.array([value for mine in returns for value in mine[:share]], np.float32)[:episodes]
 
     def evaluate_all(self, state: TrainState, key: Array, episodes: int, deterministic: bool = False) -> NDArray:
@@ -263,17 +254,12 @@ class HostLearner(_Learner):
         position = _position(state)
         if self._collector is None or self._expected != position:
             if self._collector is not None:
-                with contextlib.suppress(Exception):  # an environment that failed may fail here too
-                    self._collector.close()
+                self._collector.close()
             # A seed that depends on where the run stands: a resumed run must not replay its first episodes.
             seed = int(np.random.SeedSequence(position).generate_state(1)[0]) % 2**30
             self._collector = None
-            try:
+            with naming(self.env.name):
                 self._collector = Collector(self.env.open(self.config.n_envs), self.replay, seed)
-            except CapoError:
-                raise
-            except Exception as error:  # whatever a user's environment raises
-                raise EnvironmentFailed(f"{self.env.name}: its reset raised {_words(error)}") from error
         return self._collector
 
 

@@ -16,11 +16,10 @@ import jax.numpy as jnp
 
 from capo.neural import ncapo, networks
 from capo.neural.algorithm import Metrics
-from capo.neural.config import TargetCritic, TargetFrom, Updates
 from capo.neural.ncapo import NCAPOAlgorithm
 from capo.neural.networks import NetworkSpec, Params
 from capo.neural.replay import Rollout
-from capo.neural.settings import Network, Optimiser, Precision, Schedule, Settings, is_minatar
+from capo.neural.settings import RetraceSettings, TargetFrom, is_minatar
 
 Array = Any
 Behaviour = Literal["uniform", "policy"]
@@ -28,81 +27,23 @@ Weight = Literal["q", "advantage"]
 
 
 @dataclass(frozen=True)
-class OffPACConfig(Settings):
+class OffPACConfig(RetraceSettings):
     """All settings of Off-PAC. Frames are environment steps of one seed, over all its environments."""
 
     PRESETS: ClassVar[tuple[str, ...]] = ("paper", "official", "default", "cpu")
 
-    horizon: int = 1_000_000
-    """Frames over which the epsilon and learning-rate schedules run; later frames use the final values."""
-    n_envs: int = 40
-    """Environments a seed steps together; each gives one rollout an iteration."""
-    rollout_length: int = 20
-    """Steps of one rollout; rollouts go on across episode ends."""
-    batch_size: int = 32
-    """Rollouts in the batch of one gradient step."""
-    gradient_steps: int = 30
-    """Gradient steps an iteration (of the critic and of the actor each, if updates are separate)."""
-    replay_rollouts: int = 6400
-    """Rollouts kept in the replay; rounded up to a multiple of n_envs."""
-    replay_clear_every: int = 0
-    """Empty the replay every so many iterations; 0 never does."""
     behaviour: Behaviour = "uniform"
     """Who acts while training: uniform (all actions alike, for ever), or policy: pi itself with epsilon."""
     weight: Weight = "advantage"
     """What multiplies ratio * grad log pi: q (the paper's equation) or advantage (the authors' program)."""
     max_ratio: float = 0.0
     """Largest importance ratio; 0 leaves it as it is (at most the number of actions if mu is uniform)."""
-    gamma: float = 0.99
-    """Discount of future rewards."""
-    retrace_lambda: float = 1.0
-    """Lambda of Retrace: 0 looks one step ahead, 1 down the whole rollout."""
-    learning_rate: float = 5e-4
-    """Learning rate at the start."""
-    learning_rate_schedule: Schedule = "constant"
-    """constant, or linear: down to 0 at the horizon."""
-    optimiser: Optimiser = "adam"
-    """adam or rmsprop; one for actor and critic together."""
-    optimiser_epsilon: float = 1e-5
-    """Added to the root of the second moment in the optimiser."""
-    optimiser_decay: float = 0.99
-    """Decay of the second moment of rmsprop (adam uses 0.9 and 0.999)."""
-    max_grad_norm: float = 0.8
-    """Gradients longer than this are scaled down to it."""
-    network: Network = "auto"
-    """mlp (two layers), conv (16 filters of 3x3, then one layer), or auto: conv for image grids."""
-    width: int = 128
-    """Units of each dense layer."""
-    conv_features: int = 16
-    """Filters of the convolution."""
-    layer_norm: bool = False
-    """Normalise every layer's output before its activation."""
-    shared_trunk: bool = False
-    """Whether actor and critic share all layers but their heads."""
-    precision: Precision = "float32"
-    """Number format of the matrix products; parameters are always float32."""
     epsilon_start: float = 0.0
     """Chance of a uniform action at the start of training, if the behaviour is the policy."""
     epsilon_final: float = 0.0
     """Chance of a uniform action after the first part of training, if the behaviour is the policy."""
-    epsilon_fraction: float = 0.1
-    """Fraction of the horizon over which epsilon falls to its final value."""
     target_from: TargetFrom = "current"
     """The pi of the ratio and of Retrace: current (at every gradient step) or target-network."""
-    target_critic: TargetCritic = "full"
-    """Whether the whole critic has a slow copy, or its head only (on the current trunk)."""
-    updates: Updates = "joint"
-    """joint: one step on both losses; separate: critic steps, then actor steps."""
-    actor_every: int = 1
-    """Iterations between two of the actor's turns, if updates are separate."""
-    critic_coefficient: float = 1.0
-    """Weight of the critic's loss."""
-    entropy: float = 0.0
-    """Weight of the policy's entropy, added to what the actor maximises."""
-    tau_q: float = 0.05
-    """Fraction of the way the critic's target network moves to the critic, once an iteration."""
-    tau_policy: float = 1.0
-    """Fraction of the way the policy's target network moves to the policy, once an iteration."""
 
     @classmethod
     def _preset(cls, name: str, env_name: str) -> Self:

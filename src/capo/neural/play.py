@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from capo.envs import is_jitted
+from capo.envs.gym import blame, naming
 from capo.errors import CapoError
 from capo.neural.evaluation import check_seed
 
@@ -61,19 +63,27 @@ def _play_jitted(agent: Agent, deterministic: bool, seed: int) -> Iterator[Frame
 
 def _play_gymnasium(agent: Agent, deterministic: bool, seed: int) -> Iterator[Frame]:
     env = _drawable(agent.env.name)
+    step, score, last = 0, 0.0, False
+
+    def seen() -> Frame:
+        with naming(f"{agent.env.name}, at step {step:,}"), blame("render"):
+            return Frame(observation, _render(env), step, score, last)
+
     try:
-        observation, _ = env.reset(seed=seed)
-        step, score, last = 0, 0.0, False
-        yield Frame(observation, _render(env), step, score, last)
+        with naming(agent.env.name), blame("reset"):
+            observation, _ = env.reset(seed=seed)
+        yield seen()
         while not last:
             step += 1
             action, _ = agent.predict(observation, deterministic=deterministic)
-            observation, reward, terminated, truncated, _ = env.step(int(action))
-            score += float(reward)
-            last = bool(terminated or truncated)
-            yield Frame(observation, _render(env), step, score, last)
+            with naming(f"{agent.env.name}, at step {step:,}"), blame("step"):
+                observation, reward, terminated, truncated, _ = env.step(int(action))
+                score += float(reward)
+                last = bool(terminated or truncated)
+            yield seen()
     finally:
-        env.close()
+        with contextlib.suppress(Exception):  # an environment that failed may fail here too
+            env.close()
 
 
 def _drawable(name: str) -> Any:
@@ -90,7 +100,7 @@ def _drawable(name: str) -> Any:
         pass
     try:
         return gymnasium.make(name)
-    except gymnasium.error.Error as error:
+    except Exception as error:  # also what the environment's own constructor raises
         raise CapoError(f"Gymnasium can't make {name!r} to watch it: {error}") from error
 
 

@@ -20,24 +20,21 @@ from capo.neural.algorithm import Metrics, TrainState, finite, linear
 from capo.neural.networks import NetworkSpec, Params
 from capo.neural.onpolicy import Batch, OnPolicy, policy_and_value
 from capo.neural.replay import Rollout
-from capo.neural.settings import Activation, Network, OnPolicyOptimiser, Precision, Schedule, Settings, is_minatar
+from capo.neural.settings import OnPolicySettings, Schedule, is_minatar
 
 Array = Any
 PyTree = Any
 
 
 @dataclass(frozen=True)
-class PPOConfig(Settings):
+class PPOConfig(OnPolicySettings):
     """All settings of PPO. Frames are environment steps of one seed, over all its environments."""
 
     PRESETS: ClassVar[tuple[str, ...]] = ("paper", "default")
 
     horizon: int = 1_000_000
     """Frames over which the learning-rate and clip schedules run; later frames use their final values."""
-    n_envs: int = 8
-    """Environments a seed steps together."""
     rollout_length: int = 128
-    """Steps of each environment an iteration."""
     epochs: int = 10
     """Times that an iteration's transitions are gone through."""
     batch_size: int = 64
@@ -48,42 +45,9 @@ class PPOConfig(Settings):
     """constant, or linear: down to 0 at the horizon."""
     clip_value: float = 0.0
     """How far the value may move from what it was when the batch was made; 0 does not limit it."""
-    gamma: float = 0.99
-    """Discount of future rewards."""
-    gae_lambda: float = 0.95
-    """Lambda of the generalised advantages."""
     learning_rate: float = 3e-4
-    """Learning rate at the start."""
-    learning_rate_schedule: Schedule = "constant"
-    """constant, or linear: down to 0 at the horizon."""
-    optimiser: OnPolicyOptimiser = "adam"
-    """adam, rmsprop, or rmsprop-tf: TensorFlow's, whose moment starts at 1 with epsilon inside the root."""
-    optimiser_epsilon: float = 1e-5
-    """Epsilon of the optimiser."""
-    optimiser_decay: float = 0.99
-    """Decay of the second moment of rmsprop (adam uses 0.9 and 0.999)."""
-    max_grad_norm: float = 0.5
-    """Gradients longer than this are scaled down to it."""
     normalise_advantage: bool = True
     """Whether advantages are shifted and scaled to mean 0 and deviation 1 over each minibatch."""
-    critic_coefficient: float = 0.5
-    """Weight of the value's loss."""
-    entropy: float = 0.0
-    """Weight of the policy's entropy."""
-    network: Network = "auto"
-    """mlp (two layers), conv (16 filters of 3x3, then one layer), or auto: conv for image grids."""
-    width: int = 64
-    """Units of each dense layer."""
-    conv_features: int = 16
-    """Filters of the convolution."""
-    activation: Activation = "tanh"
-    """relu or tanh."""
-    layer_norm: bool = False
-    """Normalise every layer's output before its activation."""
-    shared_trunk: bool = False
-    """Whether actor and critic share all layers but their heads."""
-    precision: Precision = "float32"
-    """Number format of the matrix products; parameters are always float32."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

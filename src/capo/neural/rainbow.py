@@ -25,7 +25,7 @@ from capo.neural import networks, noisy, transitions
 from capo.neural.algorithm import Algorithm, Metrics, TrainState, finite, global_norm, linear
 from capo.neural.networks import NetworkSpec, Params
 from capo.neural.replay import Rollout
-from capo.neural.settings import Network, Precision, Schedule, Settings, is_minatar
+from capo.neural.settings import EpsilonSettings, Network, is_minatar
 from capo.neural.transitions import NStep, Transitions
 
 Array = Any
@@ -33,17 +33,11 @@ PyTree = Any
 
 
 @dataclass(frozen=True)
-class RainbowConfig(Settings):
+class RainbowConfig(EpsilonSettings):
     """All settings of Rainbow. Frames are environment steps of one seed, over all its environments."""
 
     PRESETS: ClassVar[tuple[str, ...]] = ("paper", "default")
 
-    horizon: int = 1_000_000
-    """Frames over which the epsilon and learning-rate schedules run; later frames use the final values."""
-    n_envs: int = 8
-    """Environments a seed steps together."""
-    rollout_length: int = 8
-    """Steps of each environment an iteration."""
     batch_size: int = 32
     """Transitions in the batch of one gradient step."""
     gradient_steps: int = 16
@@ -78,34 +72,15 @@ class RainbowConfig(Settings):
     """Priority = loss to this power; 0 draws uniformly."""
     priority_correction: float = 0.5
     """Exponent of the weights that correct for uneven drawing; 0 does not, 1 does in full."""
-    gamma: float = 0.99
-    """Discount of future rewards."""
     learning_rate: float = 1e-4
     """Learning rate at the start (Adam)."""
-    learning_rate_schedule: Schedule = "constant"
-    """constant, or linear: down to 0 at the horizon."""
     optimiser_epsilon: float = 3.125e-4
     """Epsilon of Adam."""
     max_grad_norm: float = 10.0
-    """Gradients longer than this are scaled down to it."""
     network: Network = "auto"
     """mlp, conv (16 filters of 3x3), or auto: conv for image grids; hidden_layers dense layers follow."""
     hidden_layers: int = 1
     """Dense layers between the convolution (or the observation) and the heads."""
-    width: int = 128
-    """Units of each dense layer."""
-    conv_features: int = 16
-    """Filters of the convolution."""
-    layer_norm: bool = False
-    """Normalise every layer's output before its activation."""
-    precision: Precision = "float32"
-    """Number format of the matrix products; parameters are always float32."""
-    epsilon_start: float = 0.0
-    """Chance of a uniform action at the start of training."""
-    epsilon_final: float = 0.0
-    """Chance of a uniform action after the first part of training."""
-    epsilon_fraction: float = 0.1
-    """Fraction of the horizon over which epsilon falls to its final value."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -10,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from capo.envs.gym import EnvironmentFailed
 from capo.errors import CapoError
 from capo.neural import checkpoint
 from capo.neural.checkpoint import DiskError
-from capo.neural.host import EnvironmentFailed
 from capo.neural.progress import Reporter
 from capo.neural.run import Interrupted, Interrupts, Interval, RunFolder
 from capo.neural.training import BadReward, Diverged, Part, Rows, Training
@@ -97,22 +98,34 @@ class Session:
             return self.training.advance(part)
         except EnvironmentFailed as error:
             frames = part.iteration * int(self.training.learner.frames_per_iteration)
+            learned = f"The agent keeps what it learned up to frame {frames:,}"
+            if part.state is None and frames:
+                learned = "Before that, a parameter stopped being a finite number: the agent can't go on"
             folder = f"; the newest checkpoint is {self.last}" if self.last else ""
-            raise EnvironmentFailed(
-                f"{error}. The agent keeps what it learned up to frame {frames:,}{folder}"
-            ) from error.__cause__
+            raise EnvironmentFailed(f"{error}. {learned}{folder}") from error.__cause__
         except Diverged as error:
-            cure = "start a new run with a lower learning_rate or max_grad_norm"
-            what = "diverged"
-            if isinstance(error, BadReward):
-                what, cure = "stopped", "correct the environment's step and start a new run"
-            if self.last:
-                kept = (
-                    f"The last good checkpoint is {self.last}; going on from it leads to the same place, so {cure}"
-                )
-            else:
-                kept = f"No checkpoint was kept, since the run has no folder (out=): {cure}"
-            raise type(error)(f"training {what} at {error}. {kept}") from None
+            part.diverged = self._obituary(error)
+            self._note(part.diverged)
+            raise type(error)(part.diverged) from None
+
+    def _obituary(self, error: Diverged) -> str:
+        """What happened, what is left, and what to do."""
+        what, cure = "diverged", "start a new run with a lower learning_rate or max_grad_norm"
+        if isinstance(error, BadReward):
+            what, cure = "stopped", "correct the environment's step and start a new run"
+        kept = f"No checkpoint was kept, since the run has no folder (out=): {cure}"
+        if self.last:
+            kept = (
+                f"The last good checkpoint is {self.last}, to be loaded as any saved agent; going on from it "
+                f"leads to the same place, so {cure}"
+            )
+        return f"training {what} at {error}. {kept}"
+
+    def _note(self, diverged: str) -> None:
+        """Leave word for who resumes the run."""
+        if self.run is not None:
+            with contextlib.suppress(DiskError):  # what happened matters more
+                self.run.write_config({**self.run.config, "diverged": diverged})
 
     def _stop_if_asked(self, interrupts: Interrupts, part: Part) -> None:
         if interrupts.signum is None:

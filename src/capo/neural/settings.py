@@ -1,7 +1,17 @@
 """What the settings of all algorithms share: checked values, overrides by name, plain dictionaries.
 
-Every algorithm has one frozen dataclass, derived from :class:`Settings`, with a sentence under each field. A
-preset says where each value comes from: "table" is the paper's hyper-parameter table, "text" its description,
+Every algorithm has one frozen dataclass with a sentence under each field. What several algorithms have in common
+stands once, here; an algorithm that starts from another value has the field again, and if it means something
+else by it, with a sentence of its own:
+
+    Settings                  checks, overrides, dictionaries
+      CommonSettings            the loop, the optimiser, the networks: all algorithms
+        ActorCriticSettings       two networks
+          OnPolicySettings          A2C, PPO
+        EpsilonSettings           uniform actions now and then: Rainbow
+          RetraceSettings           NCAPO, Off-PAC; actor-critics too
+
+A preset says where each value comes from: "table" is the paper's hyper-parameter table, "text" its description,
 "authors" a file that its authors released or cite, "open" a value they leave open and that was chosen here.
 """
 
@@ -21,6 +31,9 @@ Optimiser = Literal["adam", "rmsprop"]
 OnPolicyOptimiser = Literal["adam", "rmsprop", "rmsprop-tf"]
 Schedule = Literal["constant", "linear"]
 Precision = Literal["float32", "bfloat16"]
+TargetFrom = Literal["current", "target-network"]
+TargetCritic = Literal["full", "head"]
+Updates = Literal["joint", "separate"]
 
 # The least value of each number and the greatest, where there is one.
 RANGES: dict[str, tuple[float, float]] = {
@@ -73,6 +86,118 @@ class Settings:
     @classmethod
     def _preset(cls, name: str, env_name: str) -> Self:
         raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class CommonSettings(Settings):
+    """The loop, the optimiser, the networks: what all algorithms have."""
+
+    horizon: int = 1_000_000
+    """Frames over which the epsilon and learning-rate schedules run; later frames use the final values."""
+    n_envs: int = 8
+    """Environments a seed steps together."""
+    rollout_length: int = 8
+    """Steps of each environment an iteration."""
+    gamma: float = 0.99
+    """Discount of future rewards."""
+    learning_rate: float = 5e-4
+    """Learning rate at the start."""
+    learning_rate_schedule: Schedule = "constant"
+    """constant, or linear: down to 0 at the horizon."""
+    optimiser_epsilon: float = 1e-5
+    """Epsilon of the optimiser."""
+    max_grad_norm: float = 0.5
+    """Gradients longer than this are scaled down to it."""
+    network: Network = "auto"
+    """mlp (two layers), conv (16 filters of 3x3, then one layer), or auto: conv for image grids."""
+    width: int = 128
+    """Units of each dense layer."""
+    conv_features: int = 16
+    """Filters of the convolution."""
+    layer_norm: bool = False
+    """Normalise every layer's output before its activation."""
+    precision: Precision = "float32"
+    """Number format of the matrix products; parameters are always float32."""
+
+
+@dataclass(frozen=True)
+class ActorCriticSettings(CommonSettings):
+    """A policy network beside a value network."""
+
+    optimiser_decay: float = 0.99
+    """Decay of the second moment of rmsprop (adam uses 0.9 and 0.999)."""
+    shared_trunk: bool = False
+    """Whether actor and critic share all layers but their heads."""
+
+
+@dataclass(frozen=True)
+class OnPolicySettings(ActorCriticSettings):
+    """A2C and PPO: every iteration's rollouts are learned from, then forgotten."""
+
+    gae_lambda: float = 0.95
+    """Lambda of the generalised advantages."""
+    optimiser: OnPolicyOptimiser = "adam"
+    """adam, rmsprop, or rmsprop-tf: TensorFlow's, whose moment starts at 1 with epsilon inside the root."""
+    critic_coefficient: float = 0.5
+    """Weight of the value's loss."""
+    entropy: float = 0.0
+    """Weight of the policy's entropy."""
+    width: int = 64
+    activation: Activation = "tanh"
+    """relu or tanh."""
+
+
+@dataclass(frozen=True)
+class EpsilonSettings(CommonSettings):
+    """Exploration by uniform actions now and then."""
+
+    epsilon_start: float = 0.0
+    """Chance of a uniform action at the start of training."""
+    epsilon_final: float = 0.0
+    """Chance of a uniform action after the first part of training."""
+    epsilon_fraction: float = 0.1
+    """Fraction of the horizon over which epsilon falls to its final value."""
+
+
+@dataclass(frozen=True)
+class RetraceSettings(EpsilonSettings, ActorCriticSettings):
+    """NCAPO and Off-PAC: a replay of rollouts, and Q evaluated by Retrace with slow networks."""
+
+    n_envs: int = 40
+    """Environments a seed steps together; each gives one rollout an iteration."""
+    rollout_length: int = 20
+    """Steps of one rollout; rollouts go on across episode ends."""
+    batch_size: int = 32
+    """Rollouts in the batch of one gradient step."""
+    gradient_steps: int = 30
+    """Gradient steps an iteration (of the critic and of the actor each, if updates are separate)."""
+    replay_rollouts: int = 6400
+    """Rollouts kept in the replay; rounded up to a multiple of n_envs."""
+    replay_clear_every: int = 0
+    """Empty the replay every so many iterations; 0 never does."""
+    retrace_lambda: float = 1.0
+    """Lambda of Retrace: 0 looks one step ahead, 1 down the whole rollout."""
+    optimiser: Optimiser = "adam"
+    """adam or rmsprop; one for actor and critic together."""
+    optimiser_epsilon: float = 1e-5
+    """Added to the root of the second moment in the optimiser."""
+    max_grad_norm: float = 0.8
+    target_from: TargetFrom = "current"
+    """The pi of the actor's target and of Retrace: current (at every gradient step) or target-network."""
+    target_critic: TargetCritic = "full"
+    """Whether the whole critic has a slow copy, or its head only (on the current trunk)."""
+    updates: Updates = "joint"
+    """joint: one step on both losses; separate: critic steps, then actor steps."""
+    actor_every: int = 1
+    """Iterations between two of the actor's turns, if updates are separate."""
+    critic_coefficient: float = 1.0
+    """Weight of the critic's loss."""
+    entropy: float = 0.0
+    """Weight of the policy's entropy, added to what the actor maximises."""
+    tau_q: float = 0.05
+    """Fraction of the way the critic's target network moves to the critic, once an iteration."""
+    tau_policy: float = 1.0
+    """Fraction of the way the policy's target network moves to the policy, once an iteration."""
 
 
 S = TypeVar("S", bound=Settings)

@@ -34,6 +34,7 @@ class Part:
     seeds: list[int]
     iteration: int = 0
     state: PyTree | None = None
+    diverged: str = ""  # why there is no state to go on from, in words
 
 
 class Training:
@@ -65,8 +66,28 @@ class Training:
         return sum(part.iteration for part in self.parts) * int(self.learner.frames_per_iteration)
 
     def start(self) -> None:
-        """Make the initial state of the first seeds, if there is none yet."""
+        """Make the initial state of the first seeds, if there is none yet.
+
+        Raises:
+            CapoError: if any seed has no state to go on from.
+        """
+        for part in self.parts:
+            _check_usable(part)
         self._start(self.parts[0])
+
+    def playable(self, seed: int) -> Part:
+        """The part that holds ``seed``, with a state to act on.
+
+        Raises:
+            CapoError: if it has none.
+        """
+        part = next(part for part in self.parts if seed in part.seeds)
+        _check_usable(part)
+        if part is self.parts[0] or part.iteration:
+            self._start(part)
+        if part.state is None:
+            raise CapoError(f"seed {seed} has not been trained yet")
+        return part
 
     def _start(self, part: Part) -> None:
         if part.state is None:
@@ -88,16 +109,20 @@ class Training:
         try:
             part.state, metrics = self.learner.run(state, iterations)
         except BaseException:
-            part.state = self.learner.take_kept()
-            if part.state is not None:  # after whole iterations, perhaps fewer than asked for
-                part.iteration = int(np.asarray(part.state.iteration)[0])
+            kept = self.learner.take_kept()
+            if kept is not None and _is_finite(kept.params):  # whole iterations, perhaps fewer than asked for
+                part.state, part.iteration = kept, int(np.asarray(kept.iteration)[0])
             raise
         seconds = time.perf_counter() - start
         self.elapsed += seconds
         first = part.iteration + 1
         part.iteration += iterations
         rows = self._rows(part, metrics, seconds / iterations)
-        self._check_finite(part, metrics, first)
+        try:
+            self._check_finite(part, metrics, first)
+        except Diverged as error:
+            part.state, part.diverged = None, str(error)  # nothing may act on it, go on from it or save it
+            raise
         return rows
 
     def _rows(self, part: Part, metrics: Mapping[str, Any], seconds: float) -> Rows:
@@ -168,12 +193,15 @@ class Training:
         """All arrays a checkpoint has to hold.
 
         Raises:
-            CapoError: if they are not those of the iteration that the seeds are said to be at.
+            CapoError: if they are not those of the iteration that the seeds are said to be at, or not finite.
         """
         for part in self.parts:
+            _check_usable(part)
             reached = 0 if part.state is None else int(np.asarray(part.state.iteration)[0])
             if reached != part.iteration:
                 raise _lost()
+            if part.state is not None and not _is_finite(part.state.params):
+                raise CapoError(f"seeds {part.seeds}: a parameter is not a finite number, so nothing is saved")
         return {str(index): part.state for index, part in enumerate(self.parts) if part.state is not None}
 
     def content(self) -> dict[str, Any]:
@@ -201,6 +229,15 @@ class Training:
     def _shapes(self, part: Part) -> PyTree:
         """The structure of a state, which the learner alone knows, without making one."""
         return jax.eval_shape(lambda: self.learner.init(part.seeds))
+
+
+def _check_usable(part: Part) -> None:
+    if part.diverged:
+        raise CapoError(f"this agent can't be used any more: {part.diverged}")
+
+
+def _is_finite(params: PyTree) -> bool:
+    return all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(params))
 
 
 def _lost() -> CapoError:

@@ -1,0 +1,119 @@
+"""Small environments of users: jitted ones of capo's protocol and Gymnasium ones, some of them broken."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import jax.numpy as jnp
+import numpy as np
+from gymnasium import spaces
+
+
+class Counting:
+    """A jitted environment whose state is the number of steps of its episode, which ends with the third."""
+
+    name = "counting"
+    n_actions = 2
+    observation_shape: tuple[int, ...] = (1,)
+    observation_dtype = np.float32
+
+    def reset(self, key: Any) -> tuple[Any, Any]:
+        del key
+        return jnp.int32(0), jnp.zeros(1)
+
+    def step(self, key: Any, state: Any, action: Any) -> tuple[Any, ...]:
+        del key
+        reward, terminated = self.outcome(state, action)
+        return state + 1, jnp.zeros(1), reward, terminated, jnp.bool_(False)
+
+    def outcome(self, state: Any, action: Any) -> tuple[Any, Any]:
+        """The reward, and whether the episode ends."""
+        del action
+        return jnp.float32(1), state >= 2
+
+
+class Coin(Counting):
+    """One step: action 1 pays."""
+
+    name = "coin"
+
+    def outcome(self, state: Any, action: Any) -> tuple[Any, Any]:
+        del state
+        return jnp.where(action == 1, 1.0, 0.0), jnp.bool_(True)
+
+
+class Numbers(Counting):
+    """Says with numbers whether its episode ended, and pays integers."""
+
+    name = "numbers"
+
+    def step(self, key: Any, state: Any, action: Any) -> tuple[Any, ...]:
+        state, observation, reward, terminated, truncated = super().step(key, state, action)
+        return state, observation, jnp.int32(reward), jnp.float32(terminated), jnp.int32(truncated)
+
+
+class Unpaid(Counting):
+    """Pays nan from the third step of an episode on, which never ends."""
+
+    name = "unpaid"
+
+    def outcome(self, state: Any, action: Any) -> tuple[Any, Any]:
+        del action
+        return jnp.where(state >= 2, jnp.nan, 1.0), jnp.bool_(False)
+
+
+class Board(gymnasium.Env[Any, Any]):
+    """Bytes up to ``high``; an episode that never ends and whose reward is the number of its step."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, high: int = 1) -> None:
+        self.observation_space = spaces.Box(0, high, (2,), np.uint8)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed, options=options)
+        self.steps = 0
+        return np.ones(2, np.uint8), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        del action
+        self.steps += 1
+        return np.ones(2, np.uint8), float(self.steps), False, False, {}
+
+
+class Fragile(gymnasium.Env[Any, Any]):
+    """Raises, or pays nan, at one step (or one reset) of its life; its episodes have three steps."""
+
+    observation_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+    steps = resets = 0
+
+    def __init__(
+        self, breaks_at: int = 10**9, reset_breaks_at: int = 10**9, nan_at: int = 10**9, copies: bool = True
+    ) -> None:
+        self.breaks_at, self.reset_breaks_at, self.nan_at, self.copies = breaks_at, reset_breaks_at, nan_at, copies
+
+    def __deepcopy__(self, memo: Any) -> Fragile:
+        if not self.copies:
+            raise TypeError("cannot be copied")
+        return Fragile(self.breaks_at, self.reset_breaks_at, self.nan_at)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed, options=options)
+        self.resets += 1
+        if self.resets == self.reset_breaks_at:
+            raise OSError("the simulator does not start")
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        del action
+        self.steps += 1
+        if self.steps == self.breaks_at:
+            raise RuntimeError("the simulator is gone")
+        reward = float("nan") if self.steps == self.nan_at else 1.0
+        return np.zeros(1, np.float32), reward, self.steps % 3 == 0, False, {}
+
+    def close(self) -> None:
+        if self.steps >= self.breaks_at:
+            raise RuntimeError("the simulator cannot be closed")
