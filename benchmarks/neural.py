@@ -229,7 +229,7 @@ def measure_curve(
             weights = metrics["episodes"]
             with np.errstate(invalid="ignore"):
                 train = np.nansum(metrics["episode_return"] * weights, axis=0) / weights.sum(axis=0)
-            returns = learner.evaluate_all(state, jax.random.PRNGKey(stop), 32)
+            returns = learner.evaluate_all(state, jax.random.split(jax.random.PRNGKey(stop), len(group)), 32)
             for seed, training, evaluation in zip(group, train, returns, strict=True):
                 point = {
                     "seed": seed,

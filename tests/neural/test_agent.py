@@ -150,7 +150,7 @@ def test_evaluating_on_the_way_compiles_once() -> None:
     assert [(one.returns.shape, one.frames) for one in found] == [
         ((2, 5), frames) for frames in range(160, 641, 160)
     ]
-    assert agent._training.learner._evaluate._cache_size() == 1  # type: ignore[union-attr]
+    assert agent._training.learner._evaluate_spread._cache_size() == 1  # type: ignore[union-attr]
 
 
 def test_the_same_seed_of_an_evaluation_plays_on_after_loading(agent: capo.NCAPO, tmp_path: Path) -> None:

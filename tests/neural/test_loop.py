@@ -159,7 +159,7 @@ def test_evaluation_does_not_favour_short_episodes():
     returns = learner.evaluate(learner.policy_params(state, 0), jax.random.PRNGKey(0), 400)
     assert set(returns.tolist()) == {1.0, 9.0}
     assert abs(returns.mean() - 5) < 1
-    assert learner.evaluate_all(state, jax.random.PRNGKey(0), 10).shape == (2, 10)
+    assert learner.evaluate_all(state, jax.random.split(jax.random.PRNGKey(0), 2), 10).shape == (2, 10)
 
 
 def test_act_masks_and_modes(breakout):

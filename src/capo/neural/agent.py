@@ -665,9 +665,7 @@ def _play(learner: Any, part: Part, key: jax.Array, episodes: int, deterministic
     """Returns (seeds, episodes) of a part; a seed's episodes don't depend on which seeds play beside it."""
     state: Any = part.state
     keys = jax.vmap(partial(jax.random.fold_in, key))(np.asarray(part.seeds))
-    if envs.is_jitted(learner.env):
-        return learner._evaluate(state.params, keys, episodes=episodes, deterministic=deterministic)
-    return learner.evaluate_all(state, keys[0], episodes, deterministic)
+    return learner.evaluate_all(state, keys, episodes, deterministic)
 
 
 def _file(path: Path) -> Path:

@@ -222,9 +222,9 @@ class HostLearner(_Learner):
                 obs[capped] = envs.restart(capped)
         return np.array([value for mine in returns for value in mine[:share]], np.float32)[:episodes]
 
-    def evaluate_all(self, state: TrainState, key: Array, episodes: int, deterministic: bool = False) -> NDArray:
-        """:meth:`evaluate` of the one seed there is: (1, episodes)."""
-        return self.evaluate(self.policy_params(state, 0), key, episodes, deterministic)[None]
+    def evaluate_all(self, state: TrainState, keys: Array, episodes: int, deterministic: bool = False) -> NDArray:
+        """:meth:`evaluate` of the one seed there is, with a random key (1, 2): (1, episodes)."""
+        return self.evaluate(self.policy_params(state, 0), keys[0], episodes, deterministic)[None]
 
     def _no_mask(self, n: int) -> NDArray:
         return np.ones((n, self.env.n_actions), np.bool_)

@@ -39,6 +39,7 @@ PyTree = Any
 # How arrays are split among devices: by seed on the first axis, on the second (metrics), or not at all.
 _SEEDS, _ROWS, _WHOLE = (PartitionSpec(*axes) for axes in (("seeds",), (None, "seeds"), ()))  # type: ignore[no-untyped-call]
 CHUNK = 1024  # rows of the metrics buffer: the most iterations of one compiled call
+EVALUATION_CHUNK = 16  # divides the next one
 MAX_EVALUATION_STEPS = 50_000  # an agent that never loses must not play for ever
 
 
@@ -366,10 +367,9 @@ class JittedLearner(_Learner):
         return np.asarray(returns)[0, :]
 
     def evaluate_all(
-        self, state: TrainState, key: Array, episodes: int, deterministic: bool = False
+        self, state: TrainState, keys: Array, episodes: int, deterministic: bool = False
     ) -> np.ndarray[Any, Any]:
-        """:meth:`evaluate` of all seeds at once: (K, episodes)."""
-        keys = jax.random.split(key, self.n_seeds)
+        """:meth:`evaluate` of all seeds at once, with a random key each (K, 2): (K, episodes)."""
         params = self._place(state).params
         return np.asarray(self._evaluate_spread(params, keys, episodes=episodes, deterministic=deterministic))
 
@@ -401,7 +401,9 @@ class JittedLearner(_Learner):
             jax.random.split(jax.random.fold_in(key, MAX_EVALUATION_STEPS), episodes)
         )
         carry = (jnp.int32(0), env_state, obs, jnp.zeros(episodes), jnp.ones(episodes, jnp.bool_))
-        carry = jax.lax.while_loop(lambda c: c[4].any() & (c[0] < MAX_EVALUATION_STEPS), step, carry)
+        # Several steps between two looks at who still plays: on a GPU a look is a round trip to the host.
+        steps = partial(jax.lax.fori_loop, 0, EVALUATION_CHUNK, lambda _, c: step(c))
+        carry = jax.lax.while_loop(lambda c: c[4].any() & (c[0] < MAX_EVALUATION_STEPS), steps, carry)
         return carry[3]
 
 

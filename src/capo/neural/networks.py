@@ -84,9 +84,14 @@ def spec_for(config: Any, observation_shape: tuple[int, ...], n_actions: int) ->
         config.conv_features,
         config.layer_norm,
         getattr(config, "shared_trunk", True),
-        config.precision,
+        _precision(config.precision),
         getattr(config, "activation", "relu"),
     )
+
+
+def _precision(asked: str) -> Literal["float32", "bfloat16"]:
+    half = asked == "bfloat16" or (asked == "auto" and jax.default_backend() != "cpu")
+    return "bfloat16" if half else "float32"
 
 
 class ShapesOnly(np.random.Generator):

@@ -30,7 +30,7 @@ Activation = Literal["relu", "tanh"]
 Optimiser = Literal["adam", "rmsprop"]
 OnPolicyOptimiser = Literal["adam", "rmsprop", "rmsprop-tf"]
 Schedule = Literal["constant", "linear"]
-Precision = Literal["float32", "bfloat16"]
+Precision = Literal["auto", "float32", "bfloat16"]
 TargetFrom = Literal["current", "target-network"]
 TargetCritic = Literal["full", "head"]
 Updates = Literal["joint", "separate"]
@@ -117,7 +117,7 @@ class CommonSettings(Settings):
     layer_norm: bool = False
     """Normalise every layer's output before its activation."""
     precision: Precision = "float32"
-    """Number format of the matrix products; parameters are always float32."""
+    """Number format of the matrix products (parameters are always float32); auto: bfloat16, but not on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +167,7 @@ class RetraceSettings(EpsilonSettings, ActorCriticSettings):
     """Environments a seed steps together; each gives one rollout an iteration."""
     rollout_length: int = 20
     """Steps of one rollout; rollouts go on across episode ends."""
+    precision: Precision = "auto"
     batch_size: int = 32
     """Rollouts in the batch of one gradient step."""
     gradient_steps: int = 30
