@@ -21,6 +21,7 @@ TargetFrom = Literal["current", "target-network"]
 TargetCritic = Literal["full", "head"]
 Updates = Literal["joint", "separate"]
 AdvantageWeight = Literal["none", "absolute", "normalised"]
+StepKind = Literal["log", "fixed"]
 
 PRESETS = ("paper", "official", "default", "cpu")
 
@@ -79,6 +80,10 @@ class NCAPOConfig(Settings):
     """Chance of a uniform action after the first part of training."""
     epsilon_fraction: float = 0.1
     """Fraction of the horizon over which epsilon falls to its final value."""
+    step_size: StepKind = "log"
+    """log: alpha = min(log 1/pi, clip), the paper's; fixed: alpha = fixed_alpha, whatever pi is."""
+    fixed_alpha: float = 1.0
+    """The step size, if it is fixed."""
     clip: float = 50.0
     """Largest step size: alpha = min(log 1/pi, clip)."""
     alpha_bonus: float = 0.0
