@@ -18,7 +18,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from tiny_agents import FRAMES, TinyNCAPO
+from tiny_agents import FRAMES, TinyNCAPO, compiled_once
 
 from capo import CapoError
 from capo.cli import main
@@ -34,13 +34,14 @@ NAMES = ("base", "alpha-1")
 
 
 @pytest.fixture
-def tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[TinyNCAPO]]:
+def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[type[TinyNCAPO]]:
     monkeypatch.setattr(agents, "ALGORITHMS", {"ncapo": TinyNCAPO})
     monkeypatch.setattr(minatar, "environment", lambda _: "probe-both")
     monkeypatch.setattr(ablation, "QUICK", Plan(FRAMES, 2, "cpu", 4, 5, 5, quick=True))
     monkeypatch.setattr(ablation, "QUICK_VARIANTS", NAMES)
     monkeypatch.setattr(TinyNCAPO, "learned", 0)
-    return TinyNCAPO
+    with compiled_once(tmp_path_factory.getbasetemp() / "ablation-jax-cache"):
+        yield TinyNCAPO
 
 
 def quick(out: Path, *more: str) -> int:

@@ -104,7 +104,7 @@ def run(out: Path, quick: bool = False, progress: bool = True) -> None:
         for method, rate, points, returns in found:
             key = {"maze": name, "method": method, "rate": rate}
             table.append({**key, **_summary(points, returns, optimum)})
-            ends.append({**key, **{f"run_{k}": float(returns[k, -1].round(3)) for k in range(runs)}})
+            ends.append({**key, **{f"run_{k}": float(last.round(3)) for k, last in enumerate(returns[:, -1])}})
             if rate == MAIN_RATE or math.isnan(rate):
                 curves += _curve_rows(key, points, returns)
     ticker.close()
