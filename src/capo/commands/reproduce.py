@@ -19,7 +19,7 @@ EXPERIMENTS: dict[str, tuple[str, str]] = {
     "bandit": ("capo.experiments.bandit", "variable against fixed steps, on- and off-policy (about 1.5 minutes)"),
     "rates": ("capo.experiments.rates", "the gap of every algorithm and its theorem's bound (about 3 minutes)"),
     "chain": ("capo.experiments.chain", "CAPO and Off-PAC with true values on the chain (about 6 minutes)"),
-    "grid": ("capo.experiments.grid", "CAPO, Off-PAC and PPO with true values in the maze (about 10 minutes)"),
+    "grid": ("capo.experiments.grid", "CAPO, Off-PAC and PPO with true values in the maze (about 30 minutes)"),
     "noise": (
         "capo.experiments.noise",
         "wrong signs or sizes (5 minutes), noisy rewards on a game (hours, or a GPU)",
