@@ -280,7 +280,8 @@ def _draw_mazes(
     last: int,
 ) -> Path:
     """Returns by iteration, a column a maze and a row a source of pairs."""
-    with figures.figure(path, 2, len(names), size=(10.5, 7.2), sharex=True, sharey="col") as (drawing, axes):
+    shared = {"sharex": True, "sharey": "col", "squeeze": False}
+    with figures.figure(path, 2, len(names), size=(10.5, 7.2), **shared) as (drawing, axes):
         for axis_row, (source, methods) in zip(axes, _ROWS.items(), strict=True):
             for axis, name in zip(axis_row, names, strict=True):
                 for method, (label, colour, style) in methods.items():

@@ -111,8 +111,8 @@ def report_game(folder: Path) -> list[str]:
         )
     first = next(iter(next(iter(games.values())).values()))
     parts.append(
-        f"Scores: {first.protocol_line('Final score')}. Intervals: percentile bootstrap over seeds; with "
-        "fewer than five seeds they are too narrow."
+        f"Scores: {first.protocol_line('Final score')}.\n"
+        "Intervals: percentile bootstrap over seeds, 95 %; with fewer than five seeds they are too narrow."
     )
     return parts + [f"Note: {note}" for note in notes]
 
@@ -166,7 +166,12 @@ def _draw_finals(axis: Any, game: str, own: dict[tuple[str, float], Record], lea
         if game == GAME and learner in POSTER:
             values = [POSTER[learner][level] for level in LEVELS]
             axis.plot(
-                range(len(LEVELS)), values, color=colour, ls=":", lw=1.2, label=f"{LEARNERS[learner][0]}, poster"
+                range(len(LEVELS)),
+                values,
+                color=colour,
+                ls=":",
+                lw=1.2,
+                label=f"{LEARNERS[learner][0]}, poster, 10 M",
             )
     axis.set_xticks(range(len(LEVELS)), [f"{level:g}" for level in LEVELS])
     axis.set(title=game.replace("_", " ").title(), xlabel="standard deviation of the noise", ylabel="return")
@@ -180,4 +185,5 @@ def _draw_curves(axis: Any, own: dict[float, Record]) -> None:
         summary = statistics.summarise_curves(list(record.evaluation.values()))
         axis.fill_between(summary.frames, summary.low, summary.high, color=shades[level], alpha=0.2, lw=0)
         axis.plot(summary.frames, summary.iqm, color=shades[level], label=f"noise {level:g}")
+    axis.set_xlim(left=0)
     axis.xaxis.set_major_formatter(lambda value, _: minatar._short(value))

@@ -160,12 +160,12 @@ def read(folder: Path, names: Sequence[str]) -> tuple[dict[tuple[str, str], Reco
             notes += record.problems
             if record.finals:
                 found[game, name] = record
-    for what, values in (
-        ("lengths", {f"{record.frames:,} frames" for record in found.values()}),
-        ("numbers of seeds", {str(len(record.finals)) for record in found.values()}),
-    ):
-        if len(values) > 1:
-            notes.append(f"runs of different {what}: {', '.join(sorted(values))}")
+    lengths = sorted({record.frames or 0 for record in found.values()})
+    if lengths and lengths[-1] > 1.01 * lengths[0]:  # whole iterations are not of the same length everywhere
+        notes.append(f"runs of different lengths: {', '.join(f'{frames:,}' for frames in lengths)} frames")
+    seeds = sorted({len(record.finals) for record in found.values()})
+    if len(seeds) > 1:
+        notes.append(f"different numbers of seeds: {', '.join(map(str, seeds))}")
     return found, notes
 
 
