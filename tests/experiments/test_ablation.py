@@ -160,6 +160,8 @@ def test_a_finished_chain_is_not_repeated(
     ("arguments", "message"),
     [
         (["--part", "chian"], "did you mean 'chain'"),
+        (["--variants", "alpha1"], "did you mean 'alpha-1'"),
+        (["--part", "game", "--variants", "kl-paper"], "nothing to train"),
         (["--games", "brekout"], "did you mean 'breakout'"),
         (["--algos", "ppo"], "--algos is no option of ablation"),
     ],

@@ -31,7 +31,7 @@ EXPERIMENTS: dict[str, tuple[str, str]] = {
 _OWN_OPTIONS = {
     "minatar": ("games", "algos", "frames", "seeds", "preset"),
     "noise": ("part", "games", "algos", "frames", "seeds", "preset"),
-    "ablation": ("part", "games", "frames", "seeds", "preset"),
+    "ablation": ("part", "games", "variants", "frames", "seeds", "preset"),
 }
 _EXAMPLES = """\
 examples:
@@ -58,7 +58,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("experiment", metavar="EXPERIMENT", help=f"one of {', '.join(EXPERIMENTS)}")
-    parser.add_argument("--quick", action="store_true", help="fewer seeds and iterations: ends within a minute")
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer seeds and iterations: ends within a minute or two"
+    )
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="folder for data and figures (default runs/reproduce/EXPERIMENT)"
     )
@@ -87,6 +89,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     own.add_argument(
         "--seeds", type=positive_integer, metavar="K", help="of each training (default: 10; ablation 8)"
+    )
+    own.add_argument(
+        "--variants",
+        nargs="+",
+        metavar="NAME",
+        help="of the ablation's part on a game: base, alpha-1, kl-reverse ... (default: all)",
     )
     own.add_argument("--preset", metavar="P", help="settings of the algorithms (default: default)")
     own.add_argument(

@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from capo.errors import CapoError, unknown_name
-from capo.experiments import minatar, variants
+from capo.experiments import minatar
+from capo.experiments import variants as training
 from capo.experiments.batch_neural import NETWORK, Learner, Source, batches_from, plain_return, run_all
 from capo.experiments.chain import OPTIMUM, SIZES, TEXT_RATE, N
 from capo.experiments.common import groups, read_csv, read_json, text_table, write_csv
@@ -73,7 +74,7 @@ VARIANTS: tuple[Variant, ...] = (
     Variant("entropy-0.01", "entropy bonus 0.01", {"entropy": 0.01}),
 )
 QUICK_VARIANTS = ("base", "alpha-1", "kl-reverse")
-PLAN = Plan(frames=2_000_000, seeds=8, evaluations=20)
+PLAN = Plan(frames=2_000_000, seeds=8, evaluations=10, episodes=100)  # as many as at the end: one program for both
 QUICK = Plan(frames=10_000, seeds=2, preset="cpu", evaluations=4, episodes=10, final_episodes=10, quick=True)
 QUICK_NOTE = "QUICK run: a few variants, far too few frames, seeds and runs to conclude anything."
 
@@ -120,35 +121,54 @@ def run(
     *,
     part: str | None = None,
     games: Sequence[str] | None = None,
+    variants: Sequence[str] | None = None,
     frames: int | None = None,
     seeds: int | None = None,
     preset: str | None = None,
 ) -> None:
     """Compute what is missing of both parts, or of the one that is asked for, and write its files into ``out``.
 
+    ``variants`` are names of those on the game; all if none is given.
     The chain takes minutes: it is computed again if it is asked for by name, and otherwise if it is missing.
     """
     if part is not None and part not in PARTS:
         raise unknown_name("part", part, PARTS)
-    say = variants.teller("ablation", progress)
-    plan = variants.chosen_plan(QUICK if quick else PLAN, frames, seeds, preset)
+    say = training.teller("ablation", progress)
+    plan = training.chosen_plan(QUICK if quick else PLAN, frames, seeds, preset)
     chosen = minatar.choose_games(games or [GAME])
+    only = choose_variants(variants)
+    jobs = [VariantJob(out, game, variant, plan) for game in chosen for variant in differing(game, plan, only)]
     if part == "chain" or (part is None and not _has_chain(out, quick)):
         run_chain(out, quick, progress)
     elif part is None:
         say(f"the chain is finished already ({out / CHAIN_SUMMARY}; --part chain computes it again)")
     if part != "chain":
-        jobs = [VariantJob(out, game, variant, plan) for game in chosen for variant in differing(game, plan)]
-        variants.train_all(jobs, say, progress)
+        training.train_all(jobs, say, progress)
 
 
-def differing(game: str, plan: Plan) -> list[Variant]:
-    """The variants that are not what the preset is already."""
+def choose_variants(given: Sequence[str] | None) -> list[str]:
+    """Names of variants; empty if none is given."""
+    known = [variant.name for variant in VARIANTS]
+    names = [name.lower() for part in given or () for name in part.split(",") if name]
+    for name in names:
+        if name not in known:
+            raise unknown_name("variant", name, known)
+    return names
+
+
+def differing(game: str, plan: Plan, names: Sequence[str] = ()) -> list[Variant]:
+    """The variants (those of ``names``, if any) that are not what the preset is already."""
     from capo.neural.config import override, preset
 
     base = preset(plan.preset, minatar.environment(game))
     kept = [variant for variant in VARIANTS if variant is BASE or override(base, variant.settings) != base]
-    return [variant for variant in kept if not plan.quick or variant.name in QUICK_VARIANTS]
+    wanted = names or (QUICK_VARIANTS if plan.quick else [variant.name for variant in kept])
+    found = [variant for variant in kept if variant.name in wanted]
+    if not found:
+        raise CapoError(
+            f"{', '.join(names)}: the preset {plan.preset} has these settings already; nothing to train"
+        )
+    return found
 
 
 # --- the chain ------------------------------------------------------------------------------------------------
@@ -252,7 +272,7 @@ def _exact_first(mdp: MDP, rule: str, name: str) -> int | None:
 
 def report(folder: Path) -> str:
     """The tables of the parts that are there, from the files in ``folder``."""
-    found, notes = variants.read(folder, [variant.name for variant in VARIANTS])
+    found, notes = training.read(folder, [variant.name for variant in VARIANTS])
     has_chain = (folder / CHAIN_SUMMARY).exists()
     if not found and not has_chain:
         raise CapoError(f"{folder}: neither part of the ablation is there; run without --draw-only first")
@@ -376,7 +396,7 @@ def _median_first(rows: Sequence[dict[str, Any]]) -> str:
 
 def draw(folder: Path, out: Path) -> list[Path]:
     """ablation.png (the game) and chain.png, of the parts that are there, from the files in ``folder``."""
-    found, _ = variants.read(folder, [variant.name for variant in VARIANTS])
+    found, _ = training.read(folder, [variant.name for variant in VARIANTS])
     drawn = [_draw_games(out / "ablation.png", _by_game(found))] if found else []
     if (folder / CHAIN_SUMMARY).exists():
         drawn.append(_draw_chain(out / "chain.png", folder))
