@@ -32,6 +32,20 @@ def test_every_run_has_a_maze_of_its_own():
     np.testing.assert_array_equal(mdps[3].transition, again.transition)
 
 
+def test_the_large_mazes_are_run_at_one_rate_and_drawn_apart(tmp_path, monkeypatch):
+    maze = {"distance 5": grid.MAZES["distance 5"], "step 10": grid.MAZES["step 10"]}
+    monkeypatch.setattr(grid, "METHODS", {"capo all": FEW["capo all"]})
+    monkeypatch.setattr(grid, "MAZES", maze)
+    few = grid.mazes
+    monkeypatch.setattr(grid, "mazes", lambda options, _: few(options, 2))
+    monkeypatch.setattr(grid, "SIZES", replace(grid.SIZES, iterations=500, record_every=50))
+    grid.run(tmp_path, progress=False)
+    rates = [row["rate"] for row in read_csv(tmp_path / "table.csv") if row["method"] == "capo all"]
+    assert rates == [*grid.RATES, grid.MAIN_RATE]
+    assert grid.report(tmp_path).count("10 x 10") == 1
+    assert [path.name for path in grid.draw(tmp_path, tmp_path)] == ["grid.png", "grid10.png"]
+
+
 def test_return_of_a_policy_that_never_arrives():
     mdp = capo.mdps.grid(5)
     policy = np.eye(4)[np.zeros(mdp.n_states, int)]  # always up

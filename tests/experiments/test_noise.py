@@ -103,7 +103,7 @@ def folder(tmp_path_factory):
     out = tmp_path_factory.mktemp("noise")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(noise, "MDPS", {name: noise.MDPS[name] for name in ("random", "chain")})
-        noise.run(out, quick=True, progress=False)
+        noise.run(out, quick=True, progress=False, part="tabular")
     return out
 
 
@@ -130,7 +130,7 @@ def test_report_and_figures_need_the_files_only(folder, tmp_path, monkeypatch):
     drawn = noise.draw(folder, tmp_path)
     assert [path.name for path in drawn] == ["tabular.png", "tabular_time.png"]
     assert all(path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" and path.stat().st_size > 30_000 for path in drawn)
-    assert all((folder / name).stat().st_size < 300_000 for name in noise.DATA)
+    assert all((folder / name).stat().st_size < 300_000 for name in noise.TABULAR)
 
 
 def test_the_same_again(folder):

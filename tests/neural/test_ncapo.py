@@ -122,6 +122,7 @@ def test_alpha_clip_bonus_and_weight():
 
     assert step() == pytest.approx(-np.log(0.01), rel=1e-5)
     assert step(clip=1.5) == pytest.approx(1.5, rel=1e-5)
+    assert step(step_size="fixed", fixed_alpha=0.25, clip=0.1) == pytest.approx(0.25, rel=1e-5)
     assert step(clip=1.5, alpha_bonus=0.1) == pytest.approx(1.6, rel=1e-5)
     assert step(clip=1.5, advantage_weight="absolute") == pytest.approx(3.0, rel=1e-5)
 

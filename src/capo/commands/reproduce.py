@@ -19,12 +19,20 @@ EXPERIMENTS: dict[str, tuple[str, str]] = {
     "bandit": ("capo.experiments.bandit", "variable against fixed steps, on- and off-policy (about 1.5 minutes)"),
     "rates": ("capo.experiments.rates", "the gap of every algorithm and its theorem's bound (about 3 minutes)"),
     "chain": ("capo.experiments.chain", "CAPO and Off-PAC with true values on the chain (about 6 minutes)"),
-    "grid": ("capo.experiments.grid", "CAPO, Off-PAC and PPO with true values in the maze (about 10 minutes)"),
-    "noise": ("capo.experiments.noise", "critics whose signs or sizes are wrong (about 5 minutes)"),
+    "grid": ("capo.experiments.grid", "CAPO, Off-PAC and PPO with true values in the maze (about 30 minutes)"),
+    "noise": (
+        "capo.experiments.noise",
+        "wrong signs or sizes (5 minutes), noisy rewards on a game (hours, or a GPU)",
+    ),
+    "ablation": ("capo.experiments.ablation", "what carries NCAPO: the chain (minutes), a game (hours, or a GPU)"),
     "minatar": ("capo.experiments.minatar", "the main figure: five games, five algorithms (hours, or a GPU)"),
 }
-# Options that one experiment alone takes.
-_OWN_OPTIONS = {"minatar": ("games", "algos", "frames", "seeds", "preset")}
+# Options that only some experiments take: those with trainings on MinAtar.
+_OWN_OPTIONS = {
+    "minatar": ("games", "algos", "frames", "seeds", "preset"),
+    "noise": ("part", "games", "algos", "frames", "seeds", "preset"),
+    "ablation": ("part", "games", "variants", "frames", "seeds", "preset"),
+}
 _EXAMPLES = """\
 examples:
   capo reproduce bandit --quick          a smaller version, in seconds
@@ -32,6 +40,7 @@ examples:
   capo reproduce bandit --draw-only      the figures again, from data that are there already
   capo reproduce minatar --quick --games breakout
   capo reproduce minatar --games breakout asterix --algos ncapo ppo --frames 1e6 --seeds 5
+  capo reproduce ablation --part chain   one part alone; the other one is --part game
 
 Every experiment writes its data first (CSV and JSON, with settings, seeds, versions and commit), then prints its
 tables and draws its figures from those files alone.
@@ -49,7 +58,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("experiment", metavar="EXPERIMENT", help=f"one of {', '.join(EXPERIMENTS)}")
-    parser.add_argument("--quick", action="store_true", help="fewer seeds and iterations: ends within a minute")
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer seeds and iterations: ends within a minute or two"
+    )
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="folder for data and figures (default runs/reproduce/EXPERIMENT)"
     )
@@ -58,12 +69,37 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         action="store_true",
         help="compute nothing: tables and figures from the data in --out, or else in results/EXPERIMENT",
     )
-    own = parser.add_argument_group("minatar only; the same command again goes on where it was stopped")
-    own.add_argument("--games", nargs="+", metavar="GAME", help="default: all five")
-    own.add_argument("--algos", nargs="+", metavar="ALGO", help="ncapo, ppo, a2c, rainbow, offpac (default: all)")
-    own.add_argument("--frames", type=positive_integer, metavar="N", help="of each seed (default: 10,000,000)")
-    own.add_argument("--seeds", type=positive_integer, metavar="K", help="of each algorithm (default: 10)")
+    own = parser.add_argument_group(
+        "minatar, noise and ablation", "Training goes on where it was stopped if the same command is given again."
+    )
+    own.add_argument(
+        "--games", nargs="+", metavar="GAME", help="default: all five; breakout in noise and ablation"
+    )
+    own.add_argument(
+        "--algos",
+        nargs="+",
+        metavar="ALGO",
+        help="ncapo, ppo, a2c, rainbow, offpac; in noise ncapo, ncapo-sign, ppo (default: all)",
+    )
+    own.add_argument(
+        "--frames",
+        type=positive_integer,
+        metavar="N",
+        help="of each seed (default: 10,000,000; ablation 2,000,000)",
+    )
+    own.add_argument(
+        "--seeds", type=positive_integer, metavar="K", help="of each training (default: 10; ablation 8)"
+    )
+    own.add_argument(
+        "--variants",
+        nargs="+",
+        metavar="NAME",
+        help="of the ablation's part on a game: base, alpha-1, kl-reverse ... (default: all)",
+    )
     own.add_argument("--preset", metavar="P", help="settings of the algorithms (default: default)")
+    own.add_argument(
+        "--part", metavar="PART", help="noise: tabular or game; ablation: chain or game (default: both parts)"
+    )
     parser.set_defaults(run=reproduce)
 
 
@@ -89,15 +125,15 @@ def reproduce(options: argparse.Namespace) -> int:
 
 
 def _own_options(options: argparse.Namespace) -> dict[str, Any]:
-    """The options given that one experiment alone takes; refused where they mean nothing."""
-    found: dict[str, Any] = {}
-    for experiment, names in _OWN_OPTIONS.items():
-        given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-        if given and (experiment != options.experiment or options.draw_only):
-            where = "--draw-only, which draws everything there is" if options.draw_only else options.experiment
-            raise CapoError(f"--{next(iter(given))} is no option of {where}")
-        found |= given
-    return found
+    """The options given that only some experiments take; refused where they mean nothing."""
+    names = dict.fromkeys(name for own in _OWN_OPTIONS.values() for name in own)
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    if given and options.draw_only:
+        raise CapoError(f"--{next(iter(given))} is no option of --draw-only, which draws everything there is")
+    for name in given:
+        if name not in _OWN_OPTIONS.get(options.experiment, ()):
+            raise CapoError(f"--{name} is no option of {options.experiment}")
+    return given
 
 
 def find(name: str) -> Experiment:

@@ -26,7 +26,7 @@ import optax
 from capo.neural.ncapo import actor_loss
 from capo.tabular.mdp import MDP
 from capo.tabular.solver import RELATIVE_SIGN_TOL, value_scale
-from capo.update import LOG, coordinate_update
+from capo.update import LOG, StepSize, coordinate_update
 
 Array = Any
 Params = Any
@@ -66,6 +66,8 @@ class Learner:
         method: capo, offpac or ppo.
         policy: network (one hidden layer of 256) or table (theta itself).
         kl: of CAPO's loss; policy-to-target is the paper's.
+        step: CAPO's alpha; log 1/pi is the paper's.
+        by_advantage: multiply alpha by |A| / mean |A| of the batch; the paper's CAPO knows the sign only.
         weight: what Off-PAC weighs log pi with; q is the paper's equation, advantage its authors' program.
         steps: gradient steps on a batch, towards one target or on one surrogate.
         own_batches: the size of on-policy batches, drawn from the current policy's discounted visitation; None
@@ -75,6 +77,8 @@ class Learner:
     method: Literal["capo", "offpac", "ppo"] = "capo"
     policy: Literal["network", "table"] = "network"
     kl: Literal["policy-to-target", "target-to-policy"] = "policy-to-target"
+    step: StepSize = LOG
+    by_advantage: bool = False
     weight: Literal["q", "advantage"] = "q"
     steps: int = 1
     own_batches: int | None = None
@@ -156,20 +160,28 @@ def log_policy(params: Params) -> Array:
 # --- the three losses -----------------------------------------------------------------------------------------
 
 
-def capo_target(log_pi: Array, advantage: Array, batch: Array) -> tuple[Array, Array]:
+def capo_target(
+    log_pi: Array, advantage: Array, batch: Array, step: StepSize = LOG, by_advantage: bool = False
+) -> tuple[Array, Array]:
     """The target distribution of CAPO, and which states are in the batch.
 
     Args:
         log_pi: (S, A) of the current policy.
         advantage: (S, A) exact.
         batch: (n,) pairs as s * A + a; one that is there twice counts once.
+        step: alpha.
+        by_advantage: see :class:`Learner`.
 
     Returns:
-        (S, A) log-probabilities softmax(f + alpha sign(A)) with alpha = log 1/pi on the batch, and (S,) 0 or 1.
+        (S, A) log-probabilities softmax(f + alpha sign(A)) on the batch, and (S,) 0 or 1.
     """
     chosen = jnp.zeros(log_pi.size, log_pi.dtype).at[batch].set(1.0).reshape(log_pi.shape)
     sign = jnp.sign(advantage) * chosen
-    return coordinate_update(log_pi, sign, LOG.alpha(log_pi, sign)), chosen.max(axis=1)
+    alpha = step.alpha(log_pi, sign)
+    if by_advantage:
+        size = jnp.abs(advantage) * chosen
+        alpha = alpha * size * chosen.sum() / jnp.maximum(size.sum(), 1e-300)
+    return coordinate_update(log_pi, sign, alpha), chosen.max(axis=1)
 
 
 def loss(learner: Learner, params: Params, old: Array, values: Values, batch: Array) -> Array:
@@ -184,7 +196,7 @@ def loss(learner: Learner, params: Params, old: Array, values: Values, batch: Ar
     """
     new = log_policy(params)
     if learner.method == "capo":
-        target, visited = capo_target(old, values.advantage, batch)
+        target, visited = capo_target(old, values.advantage, batch, learner.step, learner.by_advantage)
         return jnp.sum(visited * actor_loss(new, target, learner.kl))
     n_actions = old.shape[1]
     log_new, log_old = new.ravel()[batch], old.ravel()[batch]

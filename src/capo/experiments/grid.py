@@ -34,7 +34,13 @@ DATA = ("curves.csv", "table.csv", "runs.csv", "summary.json")
 MAZES: dict[str, tuple[str, dict[str, Any]]] = {
     "distance 5": ("5 x 5, minus the distance a step", {"size": 5, "distance_reward": True}),
     "step 5": ("5 x 5, -1 a step", {"size": 5}),
+    "distance 10": ("10 x 10, minus the distance a step", {"size": 10, "distance_reward": True}),
+    "step 10": ("10 x 10, -1 a step", {"size": 10}),
 }
+LARGE = (
+    "distance 10",
+    "step 10",
+)  # left out of a quick run, and of the sweep over rates: they take ten times as long
 _PPO: dict[str, Any] = {"method": "ppo", "steps": 4}
 METHODS: dict[str, tuple[str, dict[str, Any], Source]] = {
     "capo all": ("Batch CAPO, all pairs", {}, "all"),
@@ -71,15 +77,17 @@ def mazes(options: dict[str, Any], runs: int) -> list[MDP]:
 def run(out: Path, quick: bool = False, progress: bool = True) -> None:
     """Compute everything and write curves.csv, table.csv, runs.csv and summary.json into ``out``."""
     runs = 5 if quick else 30
-    rates = (MAIN_RATE, 1e-2) if quick else RATES
+    swept = (MAIN_RATE, 1e-2) if quick else RATES
     sizes = SIZES
+    chosen = {name: maze for name, maze in MAZES.items() if not (quick and name in LARGE)}
     ticker = Ticker(progress)
     curves: list[dict[str, Any]] = []
     table: list[dict[str, Any]] = []
     ends: list[dict[str, Any]] = []
     best: dict[str, float] = {}
-    total, done = len(MAZES) * len(METHODS), 0
-    for name, (_, options) in MAZES.items():
+    total, done = len(chosen) * len(METHODS), 0
+    for name, (_, options) in chosen.items():
+        rates = (MAIN_RATE,) if name in LARGE else swept
         mdps = mazes(options, runs)
         optimum = np.array([plain_return(mdp, policy_iteration(mdp).policy, sizes.horizon) for mdp in mdps])
         best[name] = float(optimum.mean())
@@ -96,19 +104,20 @@ def run(out: Path, quick: bool = False, progress: bool = True) -> None:
         for method, rate, points, returns in found:
             key = {"maze": name, "method": method, "rate": rate}
             table.append({**key, **_summary(points, returns, optimum)})
-            ends.append({**key, **{f"run_{k}": float(returns[k, -1].round(3)) for k in range(runs)}})
+            ends.append({**key, **{f"run_{k}": float(last.round(3)) for k, last in enumerate(returns[:, -1])}})
             if rate == MAIN_RATE or math.isnan(rate):
                 curves += _curve_rows(key, points, returns)
     ticker.close()
     summary = {
         "experiment": "grid",
         "quick": quick,
-        "mazes": {name: title for name, (title, _) in MAZES.items()},
+        "mazes": {name: title for name, (title, _) in chosen.items()},
         "gamma": grid().gamma,
         "runs": runs,
         "runs_are": f"seeds 0 to {runs - 1}: of the maze (wall vertical for even seeds), of the first parameters "
         "and of the batches",
-        "rates": rates,
+        "rates": swept,
+        "rates_of_large_mazes": (MAIN_RATE,),
         "optimum": best,
         "near": NEAR,
         "network": NETWORK,
@@ -178,7 +187,7 @@ def report(folder: Path) -> str:
     """The tables, from the files in ``folder``."""
     summary = read_json(folder / "summary.json")
     table = read_csv(folder / "table.csv")
-    parts = ["QUICK run: fewer runs and rates than the full one."] if summary["quick"] else []
+    parts = ["QUICK run: fewer runs, rates and mazes than the full one."] if summary["quick"] else []
     for name, title in summary["mazes"].items():
         rows = [_report_row(row, summary) for row in table if row["maze"] == name and _is_main(row)]
         parts.append(
@@ -219,17 +228,14 @@ def _count(value: float) -> str:
 
 def _rates_table(table: list[dict[str, Any]], summary: dict[str, Any]) -> str:
     found = {(row["maze"], row["method"], row["rate"]): row for row in table}
+    swept = {name: title for name, title in summary["mazes"].items() if name not in LARGE}
     rows = []
     for method in METHODS:
-        cells = []
-        for name in summary["mazes"]:
-            for rate in summary["rates"]:
-                row = found[name, method, rate]
-                cells.append(f"{row['final']:.1f}")
+        cells = [f"{found[name, method, rate]['final']:.1f}" for name in swept for rate in summary["rates"]]
         rows.append([_title(method), *cells])
     return text_table(
-        "Mean return at the end, by learning rate; mazes in turn: " + " | ".join(summary["mazes"].values()),
-        ["", *(f"{rate:g}" for _ in summary["mazes"] for rate in summary["rates"])],
+        "Mean return at the end, by learning rate; mazes in turn: " + " | ".join(swept.values()),
+        ["", *(f"{rate:g}" for _ in swept for rate in summary["rates"])],
         rows,
     )
 
@@ -257,12 +263,25 @@ _ROWS: dict[str, dict[str, tuple[str, str, str]]] = {
 
 
 def draw(folder: Path, out: Path) -> list[Path]:
-    """grid.png from the files in ``folder``: returns by iteration, a column a maze and a row a source of pairs."""
+    """grid.png (5 x 5) and grid10.png (10 x 10, where there are such runs), from the files in ``folder``."""
     summary = read_json(folder / "summary.json")
     curves = groups(read_csv(folder / "curves.csv"), "maze", "method")
-    names = list(summary["mazes"])
-    path = out / "grid.png"
-    with figures.figure(path, 2, len(names), size=(10.5, 7.2), sharex=True, sharey="col") as (drawing, axes):
+    small = [name for name in summary["mazes"] if name not in LARGE]
+    large = [name for name in summary["mazes"] if name in LARGE]
+    drawn = [_draw_mazes(out / "grid.png", small, curves, summary, last=600)]
+    return drawn + ([_draw_mazes(out / "grid10.png", large, curves, summary, last=1000)] if large else [])
+
+
+def _draw_mazes(
+    path: Path,
+    names: Sequence[str],
+    curves: dict[tuple[Any, ...], list[dict[str, Any]]],
+    summary: dict[str, Any],
+    last: int,
+) -> Path:
+    """Returns by iteration, a column a maze and a row a source of pairs."""
+    shared = {"sharex": True, "sharey": "col", "squeeze": False}
+    with figures.figure(path, 2, len(names), size=(10.5, 7.2), **shared) as (drawing, axes):
         for axis_row, (source, methods) in zip(axes, _ROWS.items(), strict=True):
             for axis, name in zip(axis_row, names, strict=True):
                 for method, (label, colour, style) in methods.items():
@@ -274,7 +293,7 @@ def draw(folder: Path, out: Path) -> list[Path]:
                 optimum, first = summary["optimum"][name], curves[name, "capo all"][0]["mean"]
                 axis.axhline(optimum, color=figures.MUTED, lw=0.8)
                 span = optimum - first
-                axis.set(xlim=(0, 600), ylim=(optimum - 0.8 * span, optimum + 0.04 * span))
+                axis.set(xlim=(0, last), ylim=(optimum - 0.8 * span, optimum + 0.04 * span))
                 axis.set_title(f"{summary['mazes'][name]}: {source}")
             axis_row[0].set_ylabel("return of the policy")
         for axis in axes[-1]:
@@ -286,4 +305,4 @@ def draw(folder: Path, out: Path) -> list[Path]:
             x=0.01,
             ha="left",
         )
-    return [path]
+    return path

@@ -1,8 +1,8 @@
 """Low-fidelity critics: how much does an algorithm need from its advantages?
 
-The paper argues that CAPO, which uses the sign of A only, suits tasks whose values are known badly. The tabular
-part tests it: exact algorithms on small MDPs, whose advantages pass through a bad critic before they are used.
-Three kinds of critic:
+The paper argues that CAPO, which uses the sign of A only, suits tasks whose values are known badly. Two parts test
+it: ``game`` trains on a MinAtar game with noisy rewards (:mod:`capo.experiments.noise_game`), ``tabular`` runs
+exact algorithms on small MDPs, whose advantages pass through a bad critic before they are used. Three kinds:
 
 - ``sign``: the sign is right, the size is noise: A times a log-normal factor, drawn anew at every look. CAPO
   cannot tell the difference; gradients can;
@@ -13,14 +13,16 @@ Three kinds of critic:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from capo.errors import CapoError, unknown_name
+from capo.experiments import noise_game, variants
 from capo.experiments.common import groups, read_csv, read_json, text_table, write_csv
 from capo.files import write_json
 from capo.progress import Ticker
@@ -37,7 +39,12 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Noise = Literal["sign", "flip", "gauss"]
 
-DATA = ("tabular_curves.csv", "tabular.csv", "summary.json")
+Part = Literal["tabular", "game"]
+PARTS: tuple[str, ...] = get_args(Part)
+
+DATA = ("*.json",)  # of either part; the tabular one has TABULAR beside its summary.json
+TABULAR = ("tabular_curves.csv", "tabular.csv", "summary.json")
+CONTINUES = True
 
 # --- the tabular part -----------------------------------------------------------------------------------------
 
@@ -88,8 +95,42 @@ ALGORITHMS: dict[str, Algorithm] = {
 }
 
 
-def run(out: Path, quick: bool = False, progress: bool = True) -> None:
-    """Compute everything and write the data files into ``out``."""
+def run(
+    out: Path,
+    quick: bool = False,
+    progress: bool = True,
+    *,
+    part: str | None = None,
+    games: Sequence[str] | None = None,
+    algos: Sequence[str] | None = None,
+    frames: int | None = None,
+    seeds: int | None = None,
+    preset: str | None = None,
+) -> None:
+    """Compute what is missing of both parts, or of the one that is asked for, and write its files into ``out``.
+
+    The tabular part takes minutes: it is computed again if it is asked for by name, else only if it is missing.
+    """
+    if part is not None and part not in PARTS:
+        raise unknown_name("part", part, PARTS)
+    say = variants.teller("noise", progress)
+    plan = variants.chosen_plan(noise_game.QUICK if quick else noise_game.PLAN, frames, seeds, preset)
+    noise_game.choose_learners(algos)  # a wrong name is said before any work
+    if part == "tabular" or (part is None and not _has_tabular(out, quick)):
+        _run_tabular(out, quick, progress)
+    elif part is None:
+        say(f"the tabular part is finished already (in {out}; --part tabular computes it again)")
+    if part != "tabular":
+        noise_game.run_game(out, quick, progress, say, games, algos, plan)
+
+
+def _has_tabular(out: Path, quick: bool) -> bool:
+    """Whether the tabular part is there, whole and of this size."""
+    whole = all((out / name).exists() for name in TABULAR)
+    return whole and bool(read_json(out / "summary.json")["quick"] == quick)
+
+
+def _run_tabular(out: Path, quick: bool, progress: bool) -> None:
     ticker = Ticker(progress)
     try:
         tabular = run_tabular(out, quick, ticker)
@@ -334,10 +375,16 @@ def _summary(points: Ints, found: Floats) -> dict[str, Any]:
 
 
 def report(folder: Path) -> str:
-    """The tables, from the files in ``folder``."""
-    summary = read_json(folder / "summary.json")
-    parts = ["QUICK run: fewer seeds and sweeps than the full one."] if summary["quick"] else []
-    return "\n\n".join([*parts, *report_tabular(folder, summary["tabular"])])
+    """The tables of the parts that are there, from the files in ``folder``."""
+    parts = []
+    if (folder / "summary.json").exists():
+        summary = read_json(folder / "summary.json")
+        parts += ["QUICK run: fewer seeds and sweeps than the full one."] if summary["quick"] else []
+        parts += report_tabular(folder, summary["tabular"])
+    game = noise_game.report_game(folder)
+    if not parts and not game:
+        raise CapoError(f"{folder}: neither part of the noise experiment is there; run without --draw-only first")
+    return "\n\n".join([*parts, *(game or ["Note: the part on a game has not been run (--part game)"])])
 
 
 def report_tabular(folder: Path, settings: dict[str, Any]) -> list[str]:
@@ -384,9 +431,12 @@ _OVER_TIME = (("flip", 0.1), ("gauss", 1.0))
 
 
 def draw(folder: Path, out: Path) -> list[Path]:
-    """tabular.png (scores by noise) and tabular_time.png (scores by sweep), from the files in ``folder``."""
-    settings = read_json(folder / "summary.json")["tabular"]
-    return [draw_tabular(folder, out, settings), draw_tabular_time(folder, out, settings)]
+    """tabular.png (scores by noise), tabular_time.png (by sweep) and game.png, of the parts that are there."""
+    drawn = []
+    if (folder / "summary.json").exists():
+        settings = read_json(folder / "summary.json")["tabular"]
+        drawn = [draw_tabular(folder, out, settings), draw_tabular_time(folder, out, settings)]
+    return drawn + noise_game.draw_game(folder, out)
 
 
 def draw_tabular(folder: Path, out: Path, settings: dict[str, Any]) -> Path:

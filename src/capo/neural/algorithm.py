@@ -172,7 +172,7 @@ def finite(params: Params) -> Array:
 
 def global_norm(grads: Params) -> Array:
     """Length of the gradient; optax clips by the same expression, so it is computed once."""
-    return optax.global_norm(grads)
+    return optax.tree.norm(grads)
 
 
 def linear(start: float, schedule: str, progress: Array) -> Array:

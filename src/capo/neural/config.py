@@ -17,6 +17,7 @@ __all__ = ["KL", "PRESETS", "NCAPOConfig", "override", "preset"]
 
 KL = Literal["policy-to-target", "target-to-policy"]
 AdvantageWeight = Literal["none", "absolute", "normalised"]
+StepKind = Literal["log", "fixed"]
 
 PRESETS = ("paper", "official", "default", "cpu")
 
@@ -29,6 +30,10 @@ class NCAPOConfig(RetraceSettings):
 
     epsilon_start: float = 0.3
     epsilon_final: float = 0.05
+    step_size: StepKind = "log"
+    """log: alpha = min(log 1/pi, clip), the paper's; fixed: alpha = fixed_alpha, whatever pi is."""
+    fixed_alpha: float = 1.0
+    """The step size, if it is fixed."""
     clip: float = 50.0
     """Largest step size: alpha = min(log 1/pi, clip)."""
     alpha_bonus: float = 0.0

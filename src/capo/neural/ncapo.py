@@ -46,13 +46,15 @@ def actor_target(log_pi: Array, advantage: Array, config: NCAPOConfig) -> Array:
     Args:
         log_pi: (..., A) log-probabilities of pi_m.
         advantage: (..., A) advantages of the pairs in the batch, 0 for those that are not in it.
-        config: clip, alpha_bonus and advantage_weight.
+        config: step_size, fixed_alpha, clip, alpha_bonus and advantage_weight.
 
     Returns:
         (..., A) log-probabilities of pi~.
     """
     sign = jnp.sign(advantage)
-    alpha = StepSize("clipped", clip=config.clip).alpha(log_pi, sign) + config.alpha_bonus
+    fixed = config.step_size == "fixed"
+    step = StepSize("fixed", eta=config.fixed_alpha) if fixed else StepSize("clipped", clip=config.clip)
+    alpha = step.alpha(log_pi, sign) + config.alpha_bonus
     if config.advantage_weight != "none":
         alpha = alpha * jnp.abs(advantage)
     return coordinate_update(log_pi, sign, alpha)

@@ -50,7 +50,9 @@ RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("gamma", "retrace_lambda", "epsilon_start", "epsilon_final", "epsilon_fraction"), (0, 1)),
     **dict.fromkeys(("tau_q", "tau_policy", "optimiser_decay", "gae_lambda"), (0, 1)),
     **dict.fromkeys(("priority_exponent", "priority_correction"), (0, 1)),
-    **dict.fromkeys(("learning_rate", "max_grad_norm", "optimiser_epsilon", "clip"), (1e-30, math.inf)),
+    **dict.fromkeys(
+        ("learning_rate", "max_grad_norm", "optimiser_epsilon", "clip", "fixed_alpha"), (1e-30, math.inf)
+    ),
     "atoms": (2, math.inf),
     **dict.fromkeys(("v_min", "v_max"), (-math.inf, math.inf)),
 }

@@ -1,0 +1,191 @@
+"""Trainings on MinAtar that differ in a few settings, or in the noise on their rewards.
+
+The ablation and the noise experiment use it. A :class:`Variant` is trained as ``capo reproduce minatar`` trains an
+algorithm: all seeds as one program, one small results file ``<game>-<variant>.json`` with every seed's curve and
+final returns; what is finished is not repeated, and what is half-finished goes on.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from capo.experiments import minatar
+from capo.experiments.minatar import EVALUATIONS, EvaluationLog, Job, Plan, Say
+from capo.report import folders, statistics
+from capo.report.folders import GAMES, Record
+
+if TYPE_CHECKING:
+    from capo.neural.agent import Agent
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to train.
+
+    Attributes:
+        name: of its files.
+        title: for tables and figures.
+        settings: that replace the preset's.
+        algorithm: who learns.
+        reward_noise: standard deviation of Gaussian noise on every training reward.
+    """
+
+    name: str
+    title: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    algorithm: str = "ncapo"
+    reward_noise: float = 0.0
+
+
+class VariantJob(Job):
+    """The seeds of one variant on one game."""
+
+    def __init__(self, out: Path, game: str, variant: Variant, plan: Plan) -> None:
+        super().__init__(out, game, variant.algorithm, plan)
+        self.variant = variant
+        self.file = out / f"{game}-{variant.name}.json"
+        self.env = minatar.environment(game)
+
+    def _what(self) -> dict[str, Any]:
+        variant = self.variant
+        own = {"variant": variant.name, "title": variant.title, "changed": dict(variant.settings)}
+        return {**super()._what(), **own, "reward_noise": variant.reward_noise}
+
+    def _stem(self) -> str:
+        return f"{self.game}-{self.variant.name}-{self.preset}-{self.plan.frames}-seeds-"
+
+    def _train(self, path: Path, seeds: Sequence[int], progress: bool) -> None:
+        from capo.neural.agent import algorithm
+        from capo.neural.run import EVALUATION, read_config, write_json
+
+        kind = algorithm(self.algorithm)
+        if folders.is_run(path):
+            agent = kind.resume(path, self._training_env())
+            left = agent.frames_left
+        else:
+            settings = self.variant.settings
+            agent = kind(self._training_env(), self.preset, seeds=seeds, out=path, keep=1, **settings)
+            left = self.plan.frames
+        player = self._player(agent)
+        log = EvaluationLog(path / EVALUATIONS, self.plan, agent.frames)
+        if left:
+            agent.learn(left, progress_bar=progress, callback=lambda _, rows: log(player, rows))
+        final = player.evaluate(episodes=self.plan.final_episodes, seed=1)
+        write_json(path / EVALUATION, final.to_dict())
+        self._store(agent, read_config(path), folders.read_run(path), log.rows(), final.returns)
+
+    def _training_env(self) -> Any:
+        """The game's name, or the game with noise on its rewards."""
+        if not self.variant.reward_noise:
+            return self.env
+        from capo import envs
+        from capo.envs.noise import NoisyReward
+
+        return NoisyReward(envs.make(self.env), self.variant.reward_noise)
+
+    def _player(self, agent: Agent) -> Agent:
+        """The agent on the game as it is: itself, or a twin that shares its states but not its noisy game."""
+        if not self.variant.reward_noise:
+            return agent
+        twin = type(agent)(self.env, self.preset, seeds=agent.seeds, **self.variant.settings)
+        twin._ready().parts = agent._ready().parts
+        return twin
+
+    def _protocol(self, agent: Agent) -> dict[str, str]:
+        noise = self.variant.reward_noise
+        if not noise:
+            return super()._protocol(agent)
+        rewards = f"Gaussian noise of standard deviation {noise:g} on every training reward, so that the training "
+        rewards += "curve is of noisy returns; evaluations play the game without noise"
+        return {**super()._protocol(agent), "Rewards": rewards}
+
+
+def teller(experiment: str, progress: bool) -> Say:
+    """Prints lines on standard error, if ``progress`` is wanted."""
+    return (
+        (lambda text: print(f"{experiment}: {text}", file=sys.stderr, flush=True)) if progress else lambda _: None
+    )
+
+
+def train_all(jobs: Sequence[VariantJob], say: Say, progress: bool) -> None:
+    """Train what is missing, and say what came out."""
+    todo = [job for job in jobs if job.missing()]  # also refuses results of other settings before any work
+    plan = jobs[0].plan
+    say(
+        f"{len(jobs)} trainings on MinAtar, {plan.seeds} seeds of {plan.frames:,} frames each; "
+        f"{len(jobs) - len(todo)} finished already"
+    )
+    for index, job in enumerate(todo, 1):
+        seeds = ", ".join(map(str, job.missing()))
+        say(f"{index} of {len(todo)}: {job.variant.title} on {job.game}, seeds {seeds}")
+        try:
+            job.finish(say, progress)
+        except KeyboardInterrupt:
+            say("stopped; nothing is lost: the same command goes on from here")
+            raise
+        say(f"{job.variant.title}: final return {np.mean(finals(folders.read_result(job.file))):.2f}")
+
+
+def chosen_plan(start: Plan, frames: int | None, seeds: int | None, preset: str | None) -> Plan:
+    """The plan with what the user gave."""
+    return replace(start, frames=frames or start.frames, seeds=seeds or start.seeds, preset=preset or start.preset)
+
+
+# --- reading it back ------------------------------------------------------------------------------------------
+
+
+def read(folder: Path, names: Sequence[str]) -> tuple[dict[tuple[str, str], Record], list[str]]:
+    """Readable results files of these variants by (game, variant), and what is damaged or unlike, in words."""
+    found: dict[tuple[str, str], Record] = {}
+    notes: list[str] = []
+    for game in GAMES:
+        for name in names:
+            file = folder / f"{game}-{name}.json"
+            if not file.exists():
+                continue
+            try:
+                record = folders.read_result(file)
+            except folders.Unreadable as error:
+                notes.append(f"{file}: {error}; left out")
+                continue
+            notes += record.problems
+            if record.finals:
+                found[game, name] = record
+    lengths = sorted({record.frames or 0 for record in found.values()})
+    if lengths and lengths[-1] > 1.01 * lengths[0]:  # whole iterations are not of the same length everywhere
+        notes.append(f"runs of different lengths: {', '.join(f'{frames:,}' for frames in lengths)} frames")
+    seeds = sorted({len(record.finals) for record in found.values()})
+    if len(seeds) > 1:
+        notes.append(f"different numbers of seeds: {', '.join(map(str, seeds))}")
+    return found, notes
+
+
+def finals(record: Record) -> Floats:
+    """(seeds,) final scores."""
+    return np.array(list(record.finals.values()))
+
+
+def mean(scores: Floats) -> statistics.Estimate:
+    """The mean of (seeds,) scores with its 95 % bootstrap interval."""
+    return statistics.stratified_bootstrap([scores], statistics.aggregate_mean)
+
+
+def difference(scores: Floats, base: Floats) -> statistics.Estimate:
+    """Mean of ``scores`` less that of ``base``, the seeds of both drawn again independently."""
+    statistic: Callable[[Sequence[Floats]], Floats] = lambda both: np.asarray(both[0].mean(-1) - both[1].mean(-1))
+    return statistics.stratified_bootstrap([scores, base], statistic)
+
+
+def interval(found: statistics.Estimate, sign: str = "", digits: int = 2) -> str:
+    """``1.23 [1.00, 1.50]``."""
+    value, low, high = (f"{float(x):{sign}.{digits}f}" for x in (found.value, found.low, found.high))
+    return f"{value} [{low}, {high}]"

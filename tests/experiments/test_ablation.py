@@ -1,0 +1,199 @@
+"""capo reproduce ablation: what is trained and what is not, the chain's part, tables and figures from files."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")  # before jax is imported: compiles faster
+
+import jax
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from tiny_agents import FRAMES, TinyNCAPO, compiled_once
+
+from capo import CapoError
+from capo.cli import main
+from capo.experiments import ablation, minatar
+from capo.experiments import batch_neural as bn
+from capo.experiments.common import read_csv
+from capo.experiments.minatar import EvaluationLog, Plan
+from capo.neural import agent as agents
+from capo.neural.config import PRESETS, override, preset
+from capo.update import StepSize
+
+NAMES = ("base", "alpha-1")
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[type[TinyNCAPO]]:
+    monkeypatch.setattr(agents, "ALGORITHMS", {"ncapo": TinyNCAPO})
+    monkeypatch.setattr(minatar, "environment", lambda _: "probe-both")
+    monkeypatch.setattr(ablation, "QUICK", Plan(FRAMES, 2, "cpu", 4, 5, 5, quick=True))
+    monkeypatch.setattr(ablation, "QUICK_VARIANTS", NAMES)
+    monkeypatch.setattr(TinyNCAPO, "learned", 0)
+    with compiled_once(tmp_path_factory.getbasetemp() / "ablation-jax-cache"):
+        yield TinyNCAPO
+
+
+def quick(out: Path, *more: str) -> int:
+    return main(["reproduce", "ablation", "--quick", "--out", str(out), *more])
+
+
+@pytest.fixture(scope="module")
+def chain_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("chain")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ablation, "QUICK_CHAIN", ("base", "alpha 1"))
+        patch.setattr(ablation, "SIZES", replace(ablation.SIZES, iterations=300))
+        ablation.run(out, quick=True, progress=False, part="chain")
+    return out
+
+
+def test_every_variant_changes_one_thing_that_the_presets_know() -> None:
+    for name in PRESETS:
+        plan = Plan(preset=name)
+        base = preset(name, "minatar-breakout")
+        kept = ablation.differing("breakout", plan)
+        assert kept[0] is ablation.BASE
+        for variant in kept[1:]:
+            changed = override(base, variant.settings)
+            assert changed != base
+            assert set(variant.settings) >= {k for k, v in changed.to_dict().items() if v != getattr(base, k)}
+    titles = [variant.name for variant in ablation.differing("breakout", ablation.PLAN)]
+    assert len(titles) == len(set(titles)) == 18
+    assert "kl-paper" not in titles, "the default has it already"
+    assert len({variant.name for variant in ablation.VARIANTS}) == len(ablation.VARIANTS)
+
+
+def test_game_part_trains_what_is_missing_and_goes_on(
+    tiny: type[TinyNCAPO], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "whole"
+    assert quick(out, "--part", "game") == 0
+    shown = capsys.readouterr()
+    assert "1 of 2: base" in shown.err
+    assert "alpha = 1: final return" in shown.err
+    assert "QUICK" in shown.out
+    assert "the chain has not been run" in shown.out
+    assert (out / "ablation.png").read_bytes().startswith(b"\x89PNG")
+    content = {name: json.loads((out / f"breakout-{name}.json").read_text()) for name in NAMES}
+    assert content["alpha-1"]["changed"] == {"step_size": "fixed", "fixed_alpha": 1.0}
+    assert content["alpha-1"]["config"]["step_size"] == "fixed"
+    assert content["base"]["config"]["step_size"] == "log"
+    for entry in content["base"]["seeds"]:
+        assert len(entry["evaluation"]["returns"]) == 4
+        assert len(entry["final_returns"]) == 5
+    assert tiny.learned == 2 * 2 * FRAMES
+    # Finished variants are not repeated; other settings do not fit into the same files.
+    assert quick(out, "--part", "game") == 0
+    assert tiny.learned == 2 * 2 * FRAMES
+    assert "2 finished already" in capsys.readouterr().err
+    assert quick(out, "--part", "game", "--frames", "1280") == 2
+    assert "frames 640, not 1280" in capsys.readouterr().err
+    # A run that was stopped goes on to the same end.
+    call, broken = EvaluationLog.__call__, tmp_path / "broken"
+
+    def stop(self: EvaluationLog, agent: Any, rows: Sequence[dict[str, float]]) -> None:
+        call(self, agent, rows)
+        if rows[0]["frames"] >= 320:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(ablation, "QUICK_VARIANTS", ("alpha-1",))
+    with monkeypatch.context() as patch:
+        patch.setattr(EvaluationLog, "__call__", stop)
+        assert quick(broken, "--part", "game") == 130
+    assert "the same command goes on" in capsys.readouterr().err
+    assert quick(broken, "--part", "game") == 0
+    assert "going on with" in capsys.readouterr().err
+    assert json.loads((broken / "breakout-alpha-1.json").read_text())["seeds"] == content["alpha-1"]["seeds"]
+
+
+def test_the_chains_part(chain_folder: Path) -> None:
+    rows = read_csv(chain_folder / ablation.CHAIN_RUNS)
+    assert {(row["rule"], row["variant"]) for row in rows} == {
+        (rule, name) for rule in ("batch", "cyclic") for name in ("base", "alpha 1")
+    }
+    base = [row for row in rows if (row["rule"], row["variant"], row["rate"]) == ("batch", "base", 1e-3)]
+    assert len(base) == 5
+    assert all(row["final"] > 95 and row["first"] <= 300 for row in base)
+    summary = json.loads((chain_folder / ablation.CHAIN_SUMMARY).read_text())
+    assert {"versions", "commit", "hardware", "runs", "rates"} <= set(summary)
+    assert summary["exact"]["batch"]["base"] == 5, "as capo reproduce chain has it"
+
+
+def test_tables_and_figure_need_the_files_only(
+    chain_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ablation, "run_all", None)
+    monkeypatch.setattr(ablation, "solve", None)
+    assert main(["reproduce", "ablation", "--draw-only", "--out", str(chain_folder)]) == 0
+    text = capsys.readouterr().out
+    assert "QUICK" in text
+    assert "has not been run (--part game)" in text
+    assert all(len(line) < 140 for line in text.splitlines())
+    assert (chain_folder / "chain.png").stat().st_size > 10_000
+    with pytest.raises(CapoError, match="neither part"):
+        ablation.report(tmp_path)
+
+
+def test_a_finished_chain_is_not_repeated(
+    tiny: type[TinyNCAPO], chain_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    del tiny
+    monkeypatch.setattr(ablation, "run_all", None)
+    monkeypatch.setattr(ablation, "QUICK_VARIANTS", ("base",))
+    ablation.run(chain_folder, quick=True)
+    assert "the chain is finished already" in capsys.readouterr().err
+    assert not ablation._has_chain(chain_folder, quick=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--part", "chian"], "did you mean 'chain'"),
+        (["--variants", "alpha1"], "did you mean 'alpha-1'"),
+        (["--part", "game", "--variants", "kl-paper"], "nothing to train"),
+        (["--games", "brekout"], "did you mean 'breakout'"),
+        (["--algos", "ppo"], "--algos is no option of ablation"),
+    ],
+)
+def test_mistakes_are_named(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["reproduce", "ablation", "--out", str(tmp_path), *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_steps_and_weights_of_the_target() -> None:
+    """The target of Algorithm 2 with another alpha, against plain numpy."""
+    rng = np.random.default_rng(0)
+    log_pi = np.log(rng.dirichlet(np.ones(3), 4))
+    advantage = rng.normal(size=(4, 3))
+    batch = np.array([0, 4, 4, 11])
+    chosen = np.zeros(12)
+    chosen[batch] = 1
+    chosen = chosen.reshape(4, 3)
+    for step, alpha in (
+        (StepSize("fixed", eta=0.3), np.full((4, 3), 0.3)),
+        (StepSize("clipped", clip=0.5), np.minimum(-log_pi, 0.5)),
+        (StepSize(), -log_pi),
+    ):
+        for weighted in (False, True):
+            size = np.abs(advantage) / np.abs(advantage)[chosen > 0].mean() if weighted else 1.0
+            theta = log_pi + alpha * size * chosen * np.sign(advantage)
+            expected = theta - np.log(np.exp(theta).sum(axis=1, keepdims=True))
+            with jax.enable_x64(True):
+                found, states = bn.capo_target(
+                    jax.numpy.asarray(log_pi), jax.numpy.asarray(advantage), batch, step, weighted
+                )
+                np.testing.assert_allclose(found, expected, atol=1e-12)
+                assert np.asarray(states).tolist() == [1, 1, 0, 1]

@@ -1,0 +1,132 @@
+"""The noise experiment on a game: noisy rewards in training, the game itself in evaluations."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")  # before jax is imported: compiles faster
+
+import jax
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from tiny_agents import FRAMES, TinyNCAPO, TinyPPO, compiled_once
+
+from capo import CapoError, envs
+from capo.cli import main
+from capo.envs.noise import NoisyReward
+from capo.envs.protocol import check_jitted
+from capo.experiments import minatar, noise_game
+from capo.experiments.minatar import EvaluationLog, Plan
+from capo.neural import agent as agents
+
+
+def test_only_the_reward_is_noisy() -> None:
+    inner = envs.make("probe-both")
+    env = NoisyReward(inner, 3.0)
+    check_jitted(env)
+    keys = jax.random.split(jax.random.PRNGKey(0), 4000)
+    state, obs = jax.vmap(env.reset)(keys)
+    clean_state, clean_obs = jax.vmap(inner.reset)(keys)
+    np.testing.assert_array_equal(obs, clean_obs)
+    action = np.ones(4000, np.int32)
+    _, next_obs, reward, terminated, truncated = jax.vmap(env.step)(keys, state, action)
+    _, clean_next, clean, ended, cut = jax.vmap(inner.step)(keys, clean_state, action)
+    for found, expected in ((next_obs, clean_next), (terminated, ended), (truncated, cut)):
+        np.testing.assert_array_equal(found, expected)
+    noise = np.asarray(reward - clean)
+    assert noise.std() == pytest.approx(3, rel=0.05)
+    assert noise.mean() == pytest.approx(0, abs=0.2)
+    assert not env.truncates
+
+
+def test_noise_has_to_be_noise_on_a_jitted_environment() -> None:
+    for deviation in (0.0, -1.0, float("nan")):
+        with pytest.raises(CapoError, match="has to be a positive number"):
+            NoisyReward(envs.make("probe-both"), deviation)
+    with pytest.raises(CapoError, match="needs a jitted environment"):
+        NoisyReward(envs.make("CartPole-v1"), 1.0)
+
+
+def quick(out: Path, *more: str) -> int:
+    return main(["reproduce", "noise", "--quick", "--part", "game", "--out", str(out), *more])
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    monkeypatch.setattr(agents, "ALGORITHMS", {"ncapo": TinyNCAPO, "ppo": TinyPPO})
+    monkeypatch.setattr(minatar, "environment", lambda _: "probe-both")
+    monkeypatch.setattr(noise_game, "QUICK", Plan(FRAMES, 2, "cpu", 4, 5, 5, quick=True))
+    with compiled_once(tmp_path_factory.getbasetemp() / "noise-jax-cache"):
+        yield
+
+
+@pytest.mark.usefixtures("tiny")
+def test_training_is_noisy_and_evaluations_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "whole"
+    assert quick(out, "--algos", "ncapo") == 0
+    shown = capsys.readouterr()
+    assert "QUICK" in shown.out
+    assert "share of its own without noise" in shown.out
+    assert "1 of 2: NCAPO, noise 0" in shown.err
+    monkeypatch.setattr(noise_game, "QUICK_LEVELS", (10.0,))
+    assert quick(out) == 0
+    assert "1 finished already" in capsys.readouterr().err
+    assert (out / "game.png").read_bytes().startswith(b"\x89PNG")
+    for learner in ("ncapo", "ppo"):
+        content = json.loads((out / f"breakout-{learner}-noise-10.json").read_text())
+        assert content["reward_noise"] == 10
+        assert "standard deviation 10" in content["protocol"]["Rewards"]
+        for entry in content["seeds"]:
+            assert set(entry["final_returns"]) <= {-1.0, 1.0}, "the probe's own rewards"
+            assert np.abs(entry["evaluation"]["returns"]).max() <= 1
+            assert len(entry["evaluation"]["returns"]) == 4
+        trained = [abs(value) for entry in content["seeds"] for value in entry["training"]["returns"] if value]
+        assert max(trained) > 1, "returns of noisy rewards"
+    # Nothing is repeated; a stopped run goes on to the same end; the figure needs the files only.
+    assert quick(out) == 0
+    assert "2 finished already" in capsys.readouterr().err
+    call, broken = EvaluationLog.__call__, tmp_path / "broken"
+
+    def stop(self: EvaluationLog, agent: Any, rows: Sequence[dict[str, float]]) -> None:
+        call(self, agent, rows)
+        if rows[0]["frames"] >= 320:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EvaluationLog, "__call__", stop)
+        assert quick(broken, "--algos", "ncapo") == 130
+    assert quick(broken, "--algos", "ncapo") == 0
+    assert "going on with" in capsys.readouterr().err
+    ours, theirs = (json.loads((one / "breakout-ncapo-noise-10.json").read_text()) for one in (broken, out))
+    assert ours["seeds"] == theirs["seeds"]
+    assert main(["reproduce", "noise", "--draw-only", "--out", str(broken)]) == 0
+    assert "noise 10" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--algos", "rainbow"], "allowed are ncapo, ncapo-sign, ppo"),
+        (["--part", "tabula"], "did you mean 'tabular'"),
+    ],
+)
+def test_mistakes_are_named(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["reproduce", "noise", "--out", str(tmp_path), *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_posters_numbers_belong_to_levels_that_are_run() -> None:
+    assert all(set(values) == set(noise_game.LEVELS) for values in noise_game.POSTER.values())
+    assert set(noise_game.POSTER) < set(noise_game.LEARNERS)
