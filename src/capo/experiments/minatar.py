@@ -147,18 +147,22 @@ class Job:
         self.env = environment(game)
 
     def missing(self) -> list[int]:
-        """Seeds that no results file holds yet."""
+        """Seeds that no results file holds yet.
+
+        Raises:
+            CapoError: if the algorithm has no such preset, or the file holds results of other settings.
+        """
         done = {entry["seed"] for entry in self._stored().get("seeds", ())}
         return [seed for seed in range(self.plan.seeds) if seed not in done]
 
     def _stored(self) -> dict[str, Any]:
         """The results file; empty if there is none, or if it is damaged (the runs' folders can make it again)."""
+        wanted = self._what()
         try:
             folders.read_result(self.file)
         except folders.Unreadable:
             return {}
         stored: dict[str, Any] = json.loads(self.file.read_text())
-        wanted = self._what()
         other = [
             f"{key} {stored.get(key)!r}, not {value!r}"
             for key, value in wanted.items()
@@ -177,13 +181,12 @@ class Job:
     @cached_property
     def preset(self) -> str:
         """The plan's preset; a quick run takes ``default`` where an algorithm has no ``cpu``."""
-        from capo.neural.agent import algorithm
+        from capo.neural import algorithms
 
-        if self.plan.preset == "cpu" and self.plan.quick:
-            try:
-                algorithm(self.algorithm)(self.env, "cpu")
-            except CapoError:
-                return "default"
+        settings = algorithms.by_name(self.algorithm).Config
+        if self.plan.quick and self.plan.preset not in settings.PRESETS:
+            return "default"
+        settings.preset(self.plan.preset, self.env)  # raises if there is none of that name
         return self.plan.preset
 
     def finish(self, say: Say, progress: bool) -> None:
