@@ -18,7 +18,6 @@ defaults, and DQN at the network, transitions an update and updates a step of NC
 from __future__ import annotations
 
 import argparse
-import ast
 import json
 import resource
 import subprocess
@@ -255,17 +254,13 @@ def measure_curve(
 
 
 def stored_curves(folder: Path) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """Points by (game, preset): from what --train wrote, or from its log where it was cut off before the end."""
+    """Points by (game, preset), from what --train wrote."""
     curves: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for path in sorted(folder.glob("*_*.log")) + sorted(folder.glob("*_*.json")):  # a finished file wins
+    for path in sorted(folder.glob("*_*.json")):
         game, _, preset = path.stem.rpartition("_")
-        if path.suffix == ".log":
-            lines = (line for line in path.read_text().splitlines() if line.startswith("{'seed'"))
-            curves[game, preset] = [ast.literal_eval(line) for line in lines]
-        else:
-            rows = json.loads(path.read_text())["rows"]
-            if len(rows) == 1 and "curve" in rows[0] and rows[0]["case"].endswith(preset):
-                curves[game, preset] = rows[0]["curve"]
+        rows = json.loads(path.read_text())["rows"]
+        if len(rows) == 1 and "curve" in rows[0] and rows[0]["case"].endswith(preset):
+            curves[game, preset] = rows[0]["curve"]
     return curves
 
 

@@ -27,8 +27,11 @@ def versions() -> dict[str, str]:
 def commit() -> str | None:
     """The commit of capo's own source, with ``+changes`` if it has any.
 
-    None if it isn't a git checkout, unless ``CAPO_COMMIT`` names one: a copy on another machine has no history.
+    ``CAPO_COMMIT`` in the environment says it instead: a copy on another machine has no history, or another's.
+    None if it isn't a git checkout.
     """
+    if os.environ.get("CAPO_COMMIT"):
+        return os.environ["CAPO_COMMIT"]
     here = Path(__file__).resolve()
 
     def git(*arguments: str) -> str:
@@ -41,7 +44,7 @@ def commit() -> str | None:
         changes = git("status", "--porcelain", "--untracked-files=no", "--", str(here.parent))
         return git("rev-parse", "HEAD") + ("+changes" if changes else "")
     except (OSError, subprocess.SubprocessError):
-        return os.environ.get("CAPO_COMMIT")
+        return None
 
 
 def hardware() -> dict[str, Any]:
