@@ -4,6 +4,7 @@
     python benchmarks/gpu.py --cases official:64 dense128:10       some of it
     python benchmarks/gpu.py --games asterix seaquest --cases default:10
     python benchmarks/gpu.py --profile official:64 dense128:64     kernels by time, and launches an iteration
+    python benchmarks/gpu.py --envs                                the games alone, with loops and without
 
 A case is ``NAME:SEEDS``, or ``NAME:SEEDS:key=value,key=value`` with settings changed. Names are NCAPO's presets,
 ``ALGORITHM/PRESET`` for another algorithm, and ``dense128``: preset ``default`` at 24 replayed transitions a frame
@@ -172,6 +173,48 @@ def profile(game: str, case: str, iterations: int = 2) -> dict[str, Any]:
     }
 
 
+def measure_game(game: str, copies: int, written_out: bool) -> dict[str, Any]:
+    """Microseconds of a step of all copies of a game together, uniform actions, resets included."""
+    import jax
+
+    from capo.envs.minatar import LOOP_TURNS, MinAtar
+    from capo.envs.straight import straight
+    from capo.neural.loop import _step_and_reset
+
+    env = MinAtar(f"minatar-{game}")
+    reset, step = type(env).reset.__get__(env), type(env).step.__get__(env)  # as pgx has them, on any device
+    if written_out:
+        reset, step = (straight(function, LOOP_TURNS.get(env.name, 0)) for function in (reset, step))
+    env.reset, env.step = reset, step  # type: ignore[method-assign]
+    steps = 200
+
+    def move(state: Any, key: Any) -> tuple[Any, Any]:
+        keys = jax.random.split(key, (copies, 2))
+        moved = _step_and_reset(env, keys, state, jax.random.randint(key, (copies,), 0, env.n_actions))
+        return moved.env_state, moved.reward.sum()
+
+    def play(state: Any, key: Any) -> Any:
+        return jax.lax.scan(move, state, jax.random.split(key, steps))
+
+    state, _ = jax.vmap(env.reset)(jax.random.split(jax.random.PRNGKey(0), copies))
+    begin = time.perf_counter()
+    program = jax.jit(play).lower(state, jax.random.PRNGKey(1)).compile()
+    compile_seconds = time.perf_counter() - begin
+    best = math.inf
+    for _ in range(3):
+        begin = time.perf_counter()
+        jax.block_until_ready(program(state, jax.random.PRNGKey(1)))
+        best = min(best, time.perf_counter() - begin)
+    return {
+        "game": game,
+        "copies": copies,
+        "loops": "written out" if written_out else "as they are",
+        "microseconds_per_step": round(1e6 * best / steps, 1),
+        "steps_per_second": round(copies * steps / best),
+        "compile_seconds": round(compile_seconds, 1),
+    }
+
+
 def table(rows: list[dict[str, Any]]) -> str:
     """Rows for a terminal or a log."""
     keys = ("game", "case", "frames_per_second", "updates_per_second", "tflop_per_second", "fraction_of_limit")
@@ -188,6 +231,7 @@ def main() -> None:
     parser.add_argument("--games", nargs="+", choices=GAMES, help="with --cases: where (default: Breakout)")
     parser.add_argument("--cases", nargs="+", metavar="CASE", help="instead of the whole table")
     parser.add_argument("--profile", nargs="+", metavar="CASE", help="kernels instead of speed")
+    parser.add_argument("--envs", action="store_true", help="the games alone instead of speed")
     parser.add_argument("--seconds", type=float, default=4.0, help="to measure each case")
     parser.add_argument("--limit", type=float, default=math.inf, help="start no case after so many seconds")
     parser.add_argument("--out", type=Path, help="file to write, kept up to date as rows come")
@@ -200,7 +244,9 @@ def main() -> None:
     begin = time.perf_counter()
     games = options.games or GAMES[:1]
     wanted = [(game, case) for game in games for case in options.profile or options.cases or [*CASES, *SHAPES]]
-    if not (options.games or options.cases or options.profile):
+    if options.envs:
+        wanted = [(game, way) for game in options.games or GAMES for way in ("as they are", "written out")]
+    elif not (options.games or options.cases or options.profile):
         wanted += [(game, case) for game in GAMES[1:] for case in OTHER_GAMES]
     rows: list[dict[str, Any]] = []
     limits: dict[str, float] = {}
@@ -217,14 +263,17 @@ def main() -> None:
                 print(text, file=sys.stderr)
             sys.stderr.flush()
         else:
-            row = measure(game, case, options.seconds, limits)
+            if options.envs:
+                row = measure_game(game, 400, case == "written out")
+            else:
+                row = measure(game, case, options.seconds, limits)
             print(json.dumps(row), file=sys.stderr, flush=True)
         rows.append(row)
         if options.out:
             options.out.parent.mkdir(parents=True, exist_ok=True)
             found = {"made_by": provenance(), "matrix_product_flops": limits, "rows": rows}
             options.out.write_text(json.dumps(found, indent=1) + "\n")
-    if not options.profile:
+    if not (options.profile or options.envs):
         print(table(rows))
 
 

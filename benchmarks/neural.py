@@ -5,6 +5,7 @@
     python benchmarks/neural.py --curves    Breakout by pgx and by the original minatar package, 300k frames
     python benchmarks/neural.py --train minatar-breakout --algo ncapo --preset default --seeds 8 --frames 3e6
                                             a learning curve with evaluation, of any algorithm
+    python benchmarks/neural.py --random    uniform play in the five games: what a learner has to beat
     python benchmarks/neural.py --draw results/neural
                                             the stored curves as a figure, beside the paper's
 
@@ -253,6 +254,26 @@ def measure_curve(
     }
 
 
+def measure_random(env: str) -> dict[str, Any]:
+    """Returns of uniform play: networks of zeros give every action the same chance."""
+    import jax
+    import jax.numpy as jnp
+
+    from capo.neural.config import preset
+    from capo.neural.loop import make_learner
+
+    episodes = 1000
+    learner = make_learner(env, preset("cpu", env), 1)
+    params = jax.tree.map(jnp.zeros_like, learner.policy_params(learner.init([0]), 0))
+    returns = learner.evaluate(params, jax.random.PRNGKey(0), episodes)
+    return {
+        "case": f"uniform {env}",
+        "episodes": episodes,
+        "mean": round(float(returns.mean()), 3),
+        "standard_error": round(float(returns.std(ddof=1) / episodes**0.5), 3),
+    }
+
+
 def stored_curves(folder: Path) -> dict[tuple[str, str], list[dict[str, Any]]]:
     """Points by (game, preset), from what --train wrote."""
     curves: dict[tuple[str, str], list[dict[str, Any]]] = {}
@@ -336,6 +357,8 @@ def one(arguments: list[str]) -> dict[str, Any]:
         algo, env, preset, *rest = rest
         frames, seeds, first_seed, points = (int(float(number)) for number in rest[:4])
         return measure_curve(algo, env, preset, frames, seeds, first_seed, points, _settings(rest[4:]))
+    if kind == "random":
+        return measure_random(rest[0])
     raise SystemExit(f"unknown measurement {kind!r}")
 
 
@@ -371,6 +394,7 @@ def main() -> None:
     parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("--gpu", action="store_true", help="1, 8 and 64 seeds, no peers")
     parser.add_argument("--curves", action="store_true", help="Breakout by pgx and by the original package")
+    parser.add_argument("--random", action="store_true", help="returns of uniform play in the five games")
     parser.add_argument("--train", metavar="ENV", help="a learning curve with evaluation")
     parser.add_argument("--draw", type=Path, metavar="DIR", help="draw the curves stored there")
     parser.add_argument("--algo", default="ncapo", help="of --train: ncapo, offpac, a2c, ppo or rainbow")
@@ -391,6 +415,10 @@ def main() -> None:
     if options.train:
         numbers = (str(options.frames), str(options.seeds), str(options.first_seed), str(options.points))
         rows = [in_process("curve", options.algo, options.train, options.preset, *numbers, *options.set)]
+    elif options.random:
+        from capo.envs.minatar import NAMES
+
+        rows = [in_process("random", env) for env in NAMES]
     elif options.curves:
         numbers = ("300000", str(options.seeds), str(options.first_seed), str(options.points))
         rows = [in_process("curve", "ncapo", env, "cpu", *numbers) for env in (ENV, "MinAtar/Breakout-v1")]

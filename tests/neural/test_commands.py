@@ -48,7 +48,14 @@ def test_train_says_what_it_does(
     assert main([*TRAIN, "--frames", "630"]) == 0
     shown = capsys.readouterr()
     out = Path("runs/probe-both-ncapo-1")
-    for text in ("updates a frame", "replay ratio", "compiling", "compiled in", "rounded up to 640 frames"):
+    for text in (
+        "updates a frame",
+        "replay ratio",
+        "compiling",
+        "compiled in",
+        "MB, its state included",
+        "rounded up to 640 frames",
+    ):
         assert text in shown.err
     assert re.search(r"frames 640/640 \(100%\)  [\d,]+ frames/s  return \S+  left 0:00", shown.err)
     for text in (

@@ -95,6 +95,10 @@ class _Learner:
         """Devices that the seeds are spread over."""
         return 1
 
+    def compiled_memory(self) -> int | None:
+        """Bytes that the compiled program needs on the device, the state included, where that is known."""
+        return None
+
     def take_kept(self) -> TrainState | None:
         """After a :meth:`run` that failed: the last whole state, if there still is one."""
         return None
@@ -257,7 +261,7 @@ class JittedLearner(_Learner):
         return self.compile_seconds
 
     def compiled_memory(self) -> int | None:
-        """Bytes that the compiled program needs on the device, the state included, if the backend says so."""
+        """Bytes that the compiled program needs on the devices, the state included, if the backend says so."""
         self.compile()
         plan = self._compiled.memory_analysis()
         if plan is None:

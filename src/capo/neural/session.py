@@ -91,7 +91,9 @@ class Session:
         learner = self.training.learner
         if learner.compile_seconds is None and self.training.iteration < self.training.target:
             self.shown.message("compiling the training program (once a process) ...")
-            self.shown.message(f"compiled in {learner.compile():.1f} s")
+            seconds, memory = learner.compile(), learner.compiled_memory()
+            needed = "" if memory is None else f"; it needs {memory / 1e6:,.0f} MB, its state included"
+            self.shown.message(f"compiled in {seconds:.1f} s{needed}")
 
     def _advance(self, part: Part) -> Rows:
         try:
