@@ -70,6 +70,9 @@ def summarise(agent: Agent) -> None:
         seconds = max(row["elapsed_seconds"] for row in rows)
         speed = agent.frames * len(agent.seeds) / max(seconds, 1e-9)
         print(f"training took {seconds:.1f} s, {speed:,.0f} frames/s over all seeds")
+    if rows and curve.available():
+        curve.draw_curve(rows, out / CURVE, f"{agent.algorithm.upper()} on {agent.env.name}")
+        files.append(CURVE)
     episodes = int(agent.extra.get("eval_episodes", 100))
     if episodes:
         evaluation = agent.evaluate(episodes)
@@ -79,8 +82,5 @@ def summarise(agent: Agent) -> None:
         if len(agent.seeds) > 1:
             means = ", ".join(f"{mean:.4g}" for mean in evaluation.returns.mean(axis=1))
             print(f"by seed: {means}")
-    if rows and curve.available():
-        curve.draw_curve(rows, out / CURVE, f"{agent.algorithm.upper()} on {agent.env.name}")
-        files.append(CURVE)
     print(f"files in {out}: {', '.join(files)}")
     print(f"see it play: capo watch {out} --out play.gif")
