@@ -64,17 +64,19 @@ def paper_at(game: str, frames: int) -> float | None:
 
 
 def figure_score(folder: Path, game: str) -> str:
-    """The final score of the full figure, and what it is of; a dash where there is none."""
+    """The final score of every preset in the full figure, and what it is of; a dash where there is none."""
     from capo.report import folders
 
-    try:
-        record = folders.read_result(folder / f"{game}-ncapo.json")
-    except folders.Unreadable:
-        return "-"
-    if not record.finals:
-        return "-"
-    mean = sum(record.finals.values()) / len(record.finals)
-    return f"{mean:.1f} ({record.preset}, {(record.frames or 0) / 1e6:.3g} M, {len(record.finals)} seeds)"
+    found = []
+    for file in sorted(folder.glob(f"{game}-ncapo-*.json")):
+        try:
+            record = folders.read_result(file)
+        except folders.Unreadable:
+            continue
+        if record.finals:
+            mean, frames = sum(record.finals.values()) / len(record.finals), (record.frames or 0) / 1e6
+            found.append(f"{mean:.1f} ({record.preset}, {frames:.3g} M, {len(record.finals)} seeds)")
+    return "; ".join(found) or "-"
 
 
 def score(rows: list[Row]) -> str:

@@ -83,7 +83,7 @@ def test_a_quick_run_leaves_results_table_and_figure(
     assert "54.5" in shown.out, "the paper's number"
     assert "7 whole episodes of each seed, actions sampled" in shown.out
     assert (tmp_path / "minatar.png").read_bytes().startswith(b"\x89PNG")
-    content = json.loads((tmp_path / "breakout-ncapo.json").read_text())
+    content = json.loads((tmp_path / "breakout-ncapo-cpu.json").read_text())
     assert {"versions", "commit", "hardware", "wall_seconds"} <= set(content["programs"][0])
     assert set(content["protocol"]) == {"Evaluation curve", "Final score", "Training curve", "Sticky actions"}
     for seed, entry in enumerate(content["seeds"]):
@@ -100,7 +100,7 @@ def test_a_quick_run_leaves_results_table_and_figure(
     assert "--quick run" in (tmp_path / "page.html").read_text()
     # More seeds: those that are there stay as they are.
     assert quick(tmp_path, "--seeds", "3") == 0
-    more = json.loads((tmp_path / "breakout-ncapo.json").read_text())
+    more = json.loads((tmp_path / "breakout-ncapo-cpu.json").read_text())
     assert tiny.learned == learned + 640
     assert more["seeds"][:2] == content["seeds"]
     assert [program["seeds"] for program in more["programs"]] == [[0, 1], [2]]
@@ -126,17 +126,17 @@ def test_an_interrupted_run_goes_on_to_the_same_end(
         patch.setattr(EvaluationLog, "__call__", stop)
         assert quick(broken) == 130
     assert "the same command goes on" in capsys.readouterr().err
-    assert not (broken / "breakout-ncapo.json").exists()
+    assert not (broken / "breakout-ncapo-cpu.json").exists()
     assert quick(broken) == 0
     assert "going on with" in capsys.readouterr().err
-    ours, theirs = (json.loads((one / "breakout-ncapo.json").read_text()) for one in (broken, whole))
+    ours, theirs = (json.loads((one / "breakout-ncapo-cpu.json").read_text()) for one in (broken, whole))
     assert ours["seeds"] == theirs["seeds"]
     # A damaged results file is made again from the run's folder, without training.
-    (broken / "breakout-ncapo.json").write_text('{"experiment": "mina')
+    (broken / "breakout-ncapo-cpu.json").write_text('{"experiment": "mina')
     learned = tiny.learned
     assert quick(broken) == 0
     assert tiny.learned == learned
-    assert json.loads((broken / "breakout-ncapo.json").read_text())["seeds"] == theirs["seeds"]
+    assert json.loads((broken / "breakout-ncapo-cpu.json").read_text())["seeds"] == theirs["seeds"]
 
 
 def test_drawing_marks_what_is_missing_or_damaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,15 +149,15 @@ def test_drawing_marks_what_is_missing_or_damaged(tmp_path: Path, capsys: pytest
     make_result(data, "asterix", "ncapo", 20.0, format=99)
     assert main(["reproduce", "minatar", "--draw-only", "--out", str(data)]) == 0
     shown = capsys.readouterr().out
-    assert "seaquest-ppo.json: is not readable JSON, perhaps cut short" in shown
-    assert "asterix-ncapo.json: was written by another version of capo (format 99" in shown
-    assert "no results of ppo on seaquest" in shown
+    assert "seaquest-ppo-default.json: is not readable JSON, perhaps cut short" in shown
+    assert "asterix-ncapo-default.json: was written by another version of capo (format 99" in shown
+    assert "no results of PPO on seaquest" in shown
     assert "54.00 [54.00, 54.00]" in shown
     assert (data / "minatar.png").stat().st_size > 10_000
     assert main(["report", str(data), "--out", str(tmp_path / "page.html")]) == 0
     captured = capsys.readouterr()
-    assert "seaquest-ppo.json" in captured.err
-    assert "asterix-ncapo.json" in captured.err
+    assert "seaquest-ppo-default.json" in captured.err
+    assert "asterix-ncapo-default.json" in captured.err
 
 
 @pytest.mark.parametrize(
@@ -183,6 +183,12 @@ def test_a_folder_without_a_finished_seed_is_an_error(
     [
         (["--games", "brekout"], "did you mean 'breakout'"),
         (["--algos", "pp"], "did you mean 'ppo'"),
+        (["--algos", "ncapo", "ncap:official"], "did you mean 'ncapo'"),
+        (["--algos", "ppo", "ncapo:offical"], "unknown preset of ncapo 'offical': did you mean 'official'"),
+        (["--algos", "ncapo", "ppo", "--preset", "official"], "unknown preset of ppo 'official'"),
+        (["--quick", "--algos", "ppo:cpu"], "unknown preset of ppo 'cpu': allowed are default, paper"),
+        (["--quick", "--algos", "ppo", "--preset", "fast"], "unknown preset of ppo 'fast'"),
+        (["--algos", "ncapo:"], "unknown preset of ncapo ''"),
         (["--draw-only", "--games", "breakout"], "--games is no option of --draw-only"),
         (["--draw-only", "--quick"], "exclude each other"),
     ],
@@ -192,6 +198,7 @@ def test_mistakes_are_named(
 ) -> None:
     assert main(["reproduce", "minatar", "--out", str(tmp_path), *arguments]) == 2
     assert message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [], "before any work"
 
 
 def test_options_of_minatar_are_refused_elsewhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -210,10 +217,89 @@ def test_names_are_read_as_people_write_them() -> None:
 def test_an_algorithm_that_this_version_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agents, "ALGORITHMS", {"ncapo": agents.NCAPO})
     said: list[str] = []
-    assert minatar.choose_algorithms(["ppo", "ncapo"], said.append) == ["ncapo"]
+    assert minatar.choose_kinds(["ppo", "ncapo"], Plan(), said.append) == [("ncapo", "default")]
     assert "left out: ppo" in said[0]
     with pytest.raises(CapoError, match="not in this version of capo: ppo; it has ncapo"):
-        minatar.choose_algorithms(["ppo"], said.append)
+        minatar.choose_kinds(["ppo"], Plan(), said.append)
+
+
+def test_algorithms_with_and_without_a_preset() -> None:
+    def chosen(*given: str, **plan: Any) -> list[tuple[str, str]]:
+        return minatar.choose_kinds(given, Plan(**plan), pytest.fail)
+
+    assert chosen("ncapo:official", "ncapo,Off-PAC:cpu", "ncapo:default", "ncapo") == [
+        ("ncapo", "official"),
+        ("ncapo", "default"),
+        ("offpac", "cpu"),
+    ]
+    assert chosen("ncapo", "ppo:default", preset="official") == [("ncapo", "official"), ("ppo", "default")]
+    assert chosen() == [(name, "default") for name in minatar.ALGORITHMS]
+    assert chosen("ncapo", "ppo", preset="cpu", quick=True) == [("ncapo", "cpu"), ("ppo", "default")]
+
+
+def test_two_presets_of_one_algorithm_share_a_folder(
+    tiny: type[Tiny], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert quick(tmp_path, "--algos", "ncapo") == 0
+    assert quick(tmp_path, "--algos", "ncapo:default", "ncapo", "ncapo:cpu") == 0
+    shown = capsys.readouterr()
+    assert "2 of (game, algorithm, preset), 2 seeds of 640 frames each; 1 finished already" in shown.err
+    assert "1 of 1: ncapo (default) on breakout, seeds 0, 1" in shown.err
+    assert {file.name for file in tmp_path.glob("*.json")} == {
+        "breakout-ncapo-cpu.json",
+        "breakout-ncapo-default.json",
+    }
+    rows = [line.split("  ")[0].strip() for line in shown.out.splitlines() if "NCAPO" in line]
+    assert rows[-2:] == ["NCAPO (default)", "NCAPO (cpu)"]
+    assert tiny.learned == 4 * 640
+
+
+def test_presets_are_told_apart(tmp_path: Path) -> None:
+    for game in ("breakout", "seaquest"):
+        make_result(tmp_path, game, "ncapo", 50.0)
+        make_result(tmp_path, game, "ppo", 30.0)
+        make_result(tmp_path, game, "offpac", 5.0, preset="cpu")
+    make_result(tmp_path, "breakout", "ncapo", 54.0, preset="official")
+    make_result(tmp_path, "breakout", "ncapo", 1.0, preset="default").rename(tmp_path / "breakout-ppo-paper.json")
+    make_result(tmp_path, "breakout", "ncapo", 50.0)
+    (tmp_path / "breakout-ppo-noise-10.json").write_text("of the noise experiment")
+    found = minatar.read(tmp_path)
+    assert found.names == {
+        ("ncapo", "default"): "NCAPO (default)",
+        ("ncapo", "official"): "NCAPO (official)",
+        ("ppo", "default"): "PPO",
+        ("offpac", "cpu"): "Off-PAC (cpu)",
+    }
+    wrong, gap = found.notes
+    assert "breakout-ppo-paper.json: is of ncapo with preset default" in wrong
+    assert gap == "no results of NCAPO (official) on seaquest"
+    table = minatar.report(tmp_path)
+    (official,) = [line for line in table.splitlines() if line.strip().startswith("NCAPO (official)")]
+    assert "54.00 [54.00, 54.00]" in official
+    assert official.split()[-1] == "54.5", "the paper's"
+
+
+def test_the_figure_has_one_colour_for_an_algorithm_and_draws_the_paper_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for preset in ("default", "official"):
+        make_result(tmp_path, "breakout", "ncapo", 50.0, preset=preset)
+    make_result(tmp_path, "breakout", "ppo", 30.0)
+    drawn: list[Any] = []
+    legend = minatar._legend
+    monkeypatch.setattr(minatar, "_legend", lambda drawing, *rest: (drawn.append(drawing), legend(drawing, *rest)))
+    assert minatar.draw(tmp_path, tmp_path) == [tmp_path / "minatar.png"]
+    (drawing,) = drawn
+    lines = drawing.axes[0].get_lines()
+    assert sum(line.get_linestyle() == "--" for line in lines) == 2, "NCAPO's and PPO's"
+    looks = {
+        line.get_label(): (line.get_color(), line.get_marker()) for line in lines if line.get_linestyle() == "-"
+    }
+    assert list(looks) == ["PPO", "NCAPO (official)", "NCAPO (default)"], "NCAPO above the others"
+    assert looks["NCAPO (default)"] == (minatar.COLOURS["ncapo"].lower(), "")
+    assert looks["NCAPO (official)"][1] == "o"
+    assert len(set(looks.values())) == 3
+    assert [text.get_text() for text in drawing.legends[0].get_texts()] == [*reversed(looks), minatar.PAPER]
 
 
 def test_evaluations_after_the_checkpoint_are_dropped(tmp_path: Path) -> None:

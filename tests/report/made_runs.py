@@ -106,8 +106,10 @@ def make_result(folder: Path, game: str, algorithm: str, top: float, **changes: 
         "programs": [{"seeds": list(range(5)), "wall_seconds": 60.0, "versions": {"jax": "0.10"}, "hardware": {}}],
         "seeds": seeds,
     }
-    write_result(folder / f"{game}-{algorithm}.json", content | changes)
-    return folder / f"{game}-{algorithm}.json"
+    content |= changes
+    file = folder / f"{game}-{algorithm}-{content['preset']}.json"
+    write_result(file, content)
+    return file
 
 
 def make_gif(path: Path) -> Path:

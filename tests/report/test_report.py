@@ -13,7 +13,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from made_runs import FRAMES, VERSIONS, make_gif, make_run
+from made_runs import FRAMES, VERSIONS, make_gif, make_result, make_run
 
 from capo import CapoError
 from capo.cli import main
@@ -102,6 +102,28 @@ def test_the_same_seed_twice_is_not_two_seeds(tmp_path: Path) -> None:
     make_run(tmp_path / "b")
     series = make_page(tmp_path)["environments"][0]["series"]
     assert [(one["label"], one["row"]["finished"]) for one in series] == [("NCAPO (a)", 5), ("NCAPO (b)", 5)]
+
+
+def test_two_presets_are_two_curves_under_the_same_names_everywhere(tmp_path: Path) -> None:
+    for game in ("breakout", "seaquest"):
+        make_result(tmp_path, game, "ncapo", 40.0, preset="official")
+        make_result(tmp_path, game, "ppo", 20.0, preset="paper")
+    make_result(tmp_path, "breakout", "ncapo", 50.0)
+    # Runs that the results tell of are not drawn again; the same seeds with another preset are.
+    make_run(tmp_path / "runs" / "told", preset="official")
+    make_run(tmp_path / "runs" / "apart", "minatar-seaquest", "ppo", top=9)
+    breakout, seaquest = make_page(tmp_path)["environments"]
+    labels = [[one["label"] for one in environment["series"]] for environment in (breakout, seaquest)]
+    assert labels == [
+        ["NCAPO (default)", "NCAPO (official)", "PPO (paper)"],
+        ["NCAPO (official)", "PPO (default)", "PPO (paper)"],
+    ]
+    assert [breakout["missing"], seaquest["missing"]] == [["PPO (default)"], ["NCAPO (default)"]]
+    assert [one["row"]["mean"][0] for one in breakout["series"]] == [50.0, 40.0, 20.0]
+    colours = [{one["label"]: one["colour"] for one in each["series"]} for each in (breakout, seaquest)]
+    assert len(set(colours[0].values())) == 3
+    assert colours[0]["NCAPO (official)"] == colours[1]["NCAPO (official)"]
+    assert len(breakout["paper"]) == len(page.NAMES), "the paper's once for each algorithm"
 
 
 def test_different_environments_are_kept_apart_and_said(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ examples:
   capo reproduce bandit --draw-only      the figures again, from data that are there already
   capo reproduce minatar --quick --games breakout
   capo reproduce minatar --games breakout asterix --algos ncapo ppo --frames 1e6 --seeds 5
+  capo reproduce minatar --algos ncapo:official ncapo:default ppo    two presets of one algorithm, in one figure
   capo reproduce ablation --part chain   one part alone; the other one is --part game
 
 Every experiment writes its data first (CSV and JSON, with settings, seeds, versions and commit), then prints its
@@ -78,8 +79,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     own.add_argument(
         "--algos",
         nargs="+",
-        metavar="ALGO",
-        help="ncapo, ppo, a2c, rainbow, offpac; in noise ncapo, ncapo-sign, ppo (default: all)",
+        metavar="ALGO[:PRESET]",
+        help="ncapo, ppo, a2c, rainbow, offpac, with or without a preset; in noise ncapo, ncapo-sign, ppo "
+        "(default: all)",
     )
     own.add_argument(
         "--frames",
@@ -96,7 +98,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="NAME",
         help="of the ablation's part on a game: base, alpha-1, kl-reverse ... (default: all)",
     )
-    own.add_argument("--preset", metavar="P", help="settings of the algorithms (default: default)")
+    own.add_argument("--preset", metavar="P", help="settings of the algorithms that name none (default: default)")
     own.add_argument(
         "--part", metavar="PART", help="noise: tabular or game; ablation: chain or game (default: both parts)"
     )

@@ -1,8 +1,9 @@
 """The main figure: five algorithms on the five MinAtar games, many seeds, the paper's curves beside ours.
 
-Every (game, algorithm) trains its seeds as one program in a run's folder of its own under ``runs/``, and ends as
-one small results file ``<game>-<algorithm>.json`` with every seed's curve. What is finished is not repeated, and
-what is half-finished goes on: the same command again continues. Tables and figures come from the results alone.
+Every (game, algorithm, preset) trains its seeds as one program in a run's folder of its own under ``runs/``, and
+ends as one small results file ``<game>-<algorithm>-<preset>.json`` with every seed's curve. What is finished is
+not repeated, and what is half-finished goes on: the same command again continues. Tables and figures come from
+the results alone.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import csv
 import json
 import math
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +26,7 @@ from capo.experiments.common import text_table
 from capo.files import prepare_folder, write_atomically
 from capo.report import figures, folders, paper, statistics
 from capo.report.folders import GAMES, Record
-from capo.report.page import NAMES
+from capo.report.page import NAMES, Kind, kind_names
 
 if TYPE_CHECKING:
     from capo.neural.agent import Agent
@@ -33,6 +35,9 @@ DATA = ("*-*.json",)
 CONTINUES = True  # a second run goes on with the first: a quick one needs a folder of its own
 ALGORITHMS = tuple(NAMES)
 COLOURS = dict(zip(ALGORITHMS, (figures.HIGHLIGHT, "#0072B2", "#009E73", "#CC79A7", "#E69F00"), strict=True))
+# Of the presets of one algorithm: share of black in its colour, and a marker. Dashed curves are the paper's.
+STYLES = ((0.0, ""), (0.5, "o"), (0.25, "^"), (0.7, "s"))
+PAPER = "the paper's, in the algorithm's colour"
 EVALUATIONS = "evaluations.csv"  # in a run's folder, beside metrics.csv
 POINTS = 100  # of a stored training curve
 
@@ -70,29 +75,29 @@ def run(
     seeds: int | None = None,
     preset: str | None = None,
 ) -> None:
-    """Train what is missing and write the results files into ``out``."""
+    """Train what is missing and write the results files into ``out``.
+
+    Args:
+        algos: each ``ALGORITHM`` or ``ALGORITHM:PRESET``; all five if none is given.
+        preset: of those that name none.
+    """
     say: Say = (
         (lambda text: print(f"minatar: {text}", file=sys.stderr, flush=True)) if progress else lambda _: None
     )
-    chosen_games, chosen = choose_games(games), choose_algorithms(algos, say)
     start = QUICK if quick else Plan()
-    plan = Plan(
-        frames or start.frames,
-        seeds or start.seeds,
-        preset or start.preset,
-        start.evaluations,
-        start.episodes,
-        start.final_episodes,
-        quick,
-    )
-    jobs = [Job(out, game, algorithm, plan) for game in chosen_games for algorithm in chosen]
+    plan = replace(start, frames=frames or start.frames, seeds=seeds or start.seeds, preset=preset or start.preset)
+    chosen_games, chosen = choose_games(games), choose_kinds(algos, plan, say)
+    jobs = [
+        Job(out, game, algorithm, replace(plan, preset=own)) for game in chosen_games for algorithm, own in chosen
+    ]
     todo = [job for job in jobs if job.missing()]  # also refuses results of other settings before any work
     say(
-        f"{len(jobs)} of (game, algorithm), {plan.seeds} seeds of {plan.frames:,} frames each; "
+        f"{len(jobs)} of (game, algorithm, preset), {plan.seeds} seeds of {plan.frames:,} frames each; "
         f"{len(jobs) - len(todo)} finished already"
     )
     for index, job in enumerate(todo, 1):
-        say(f"{index} of {len(todo)}: {job.algorithm} on {job.game}, seeds {', '.join(map(str, job.missing()))}")
+        seeds_left = ", ".join(map(str, job.missing()))
+        say(f"{index} of {len(todo)}: {job.algorithm} ({job.preset}) on {job.game}, seeds {seeds_left}")
         try:
             job.finish(say, progress)
         except KeyboardInterrupt:
@@ -109,21 +114,55 @@ def choose_games(given: Sequence[str] | None) -> list[str]:
     return list(dict.fromkeys(names)) or list(GAMES)
 
 
-def choose_algorithms(given: Sequence[str] | None, say: Say) -> list[str]:
-    """Algorithms by name, those that this version has; says which it has not."""
-    names = [name.lower().replace("-", "") for name in _split(given)]
-    for name in names:
-        if name not in ALGORITHMS:
-            raise unknown_name("algorithm", name, ALGORITHMS)
+def choose_kinds(given: Sequence[str] | None, plan: Plan, say: Say) -> list[Kind]:
+    """Algorithms with their presets, of those that this version has; says which it has not.
+
+    Args:
+        given: each ``ALGORITHM`` or ``ALGORITHM:PRESET``; all five algorithms if none is given.
+        plan: has the preset of those that name none.
+        say: takes what is left out, in words.
+    """
     from capo.neural.agent import ALGORITHMS as REGISTERED
 
-    wanted = list(dict.fromkeys(names)) or list(ALGORITHMS)
-    missing = [name for name in wanted if name not in REGISTERED]
-    if missing == wanted:
+    wanted = []
+    for entry in _split(given) or ALGORITHMS:
+        name, colon, preset = entry.lower().partition(":")
+        name = name.replace("-", "")
+        if name not in ALGORITHMS:
+            raise unknown_name("algorithm", name, ALGORITHMS)
+        wanted.append((name, preset if colon else None))
+    missing = list(dict.fromkeys(name for name, _ in wanted if name not in REGISTERED))
+    there = [(name, preset) for name, preset in wanted if name in REGISTERED]
+    if not there:
         raise CapoError(f"not in this version of capo: {', '.join(missing)}; it has {', '.join(REGISTERED)}")
     if missing:
         say(f"not in this version of capo, left out: {', '.join(missing)}")
-    return [name for name in wanted if name in REGISTERED]
+    kinds = [(name, find_preset(name, plan) if own is None else check_preset(name, own)) for name, own in there]
+    return list(dict.fromkeys(kinds))
+
+
+def find_preset(algorithm: str, plan: Plan) -> str:
+    """The plan's preset; a quick run takes ``default`` where an algorithm has no ``cpu``."""
+    from capo.neural import algorithms
+
+    presets = algorithms.by_name(algorithm).Config.PRESETS
+    if plan.quick and plan.preset == QUICK.preset and plan.preset not in presets:
+        return "default"
+    return check_preset(algorithm, plan.preset)
+
+
+def check_preset(algorithm: str, preset: str) -> str:
+    """The preset, if the algorithm has it.
+
+    Raises:
+        CapoError: if it has not.
+    """
+    from capo.neural import algorithms
+
+    presets = algorithms.by_name(algorithm).Config.PRESETS
+    if preset not in presets:
+        raise unknown_name(f"preset of {algorithm}", preset, presets)
+    return preset
 
 
 def _split(given: Sequence[str] | None) -> list[str]:
@@ -139,12 +178,19 @@ def environment(game: str) -> str:
 
 
 class Job:
-    """The seeds of one algorithm on one game."""
+    """The seeds of one algorithm, with the plan's preset, on one game."""
 
     def __init__(self, out: Path, game: str, algorithm: str, plan: Plan) -> None:
         self.out, self.game, self.algorithm, self.plan = out, game, algorithm, plan
-        self.file = out / f"{game}-{algorithm}.json"
         self.env = environment(game)
+
+    @property
+    def file(self) -> Path:
+        """The results file."""
+        return self.out / f"{self._name()}.json"
+
+    def _name(self) -> str:
+        return f"{self.game}-{self.algorithm}-{self.preset}"
 
     def missing(self) -> list[int]:
         """Seeds that no results file holds yet.
@@ -180,14 +226,8 @@ class Job:
 
     @cached_property
     def preset(self) -> str:
-        """The plan's preset; a quick run takes ``default`` where an algorithm has no ``cpu``."""
-        from capo.neural import algorithms
-
-        settings = algorithms.by_name(self.algorithm).Config
-        if self.plan.quick and self.plan.preset not in settings.PRESETS:
-            return "default"
-        settings.preset(self.plan.preset, self.env)  # raises if there is none of that name
-        return self.plan.preset
+        """See :func:`find_preset`."""
+        return find_preset(self.algorithm, self.plan)
 
     def finish(self, say: Say, progress: bool) -> None:
         """Train what is missing: first the runs that were interrupted, then the rest as one program."""
@@ -347,64 +387,89 @@ def write_result(path: Path, content: dict[str, Any]) -> None:
 # --- what is printed and drawn --------------------------------------------------------------------------------
 
 
-def read(folder: Path) -> tuple[dict[tuple[str, str], Record], list[str]]:
-    """Every readable results file by (game, algorithm), and what is missing or damaged, in words.
+@dataclass(frozen=True)
+class Found:
+    """What a folder of results holds.
+
+    Attributes:
+        records: with a finished seed, by game and (algorithm, preset).
+        names: of every (algorithm, preset) there is, in the order they are shown.
+        notes: what is missing or damaged, in words.
+    """
+
+    records: dict[tuple[str, Kind], Record]
+    names: dict[Kind, str]
+    notes: list[str]
+
+    @property
+    def games(self) -> list[str]:
+        """The games there are results of."""
+        return [game for game in GAMES if any(key[0] == game for key in self.records)]
+
+    def of(self, game: str) -> dict[Kind, Record]:
+        """The records of a game, in the order they are shown."""
+        return {kind: self.records[game, kind] for kind in self.names if (game, kind) in self.records}
+
+
+def read(folder: Path) -> Found:
+    """Every readable results file.
 
     Raises:
         CapoError: if there is no finished seed at all.
     """
-    found: dict[tuple[str, str], Record] = {}
+    records: dict[tuple[str, Kind], Record] = {}
     notes: list[str] = []
-    for game in GAMES:
-        for algorithm in ALGORITHMS:
-            file = folder / f"{game}-{algorithm}.json"
-            if not file.exists():
-                continue
-            try:
-                record = folders.read_result(file)
-            except folders.Unreadable as error:
-                notes.append(f"{file}: {error}; left out")
-                continue
-            notes += record.problems
-            if record.finals:
-                found[game, algorithm] = record
-            else:
-                notes.append(f"{file}: has no finished seed; left out")
-    if not found:
+    for file in sorted(folder.glob("*-*-*.json")):
+        game, algorithm, preset = file.stem.split("-", 2)
+        if game not in GAMES or algorithm not in ALGORITHMS or "-" in preset:
+            continue  # a file of something else, such as the noise experiment's
+        try:
+            record = folders.read_result(file)
+        except folders.Unreadable as error:
+            notes.append(f"{file}: {error}; left out")
+            continue
+        notes += record.problems
+        if (record.algorithm, record.preset) != (algorithm, preset):
+            notes.append(f"{file}: is of {record.algorithm} with preset {record.preset}, by its content; left out")
+        elif record.finals:
+            records[game, (algorithm, preset)] = record
+        else:
+            notes.append(f"{file}: has no finished seed; left out")
+    if not records:
         detail = "; ".join(notes) or "no results files"
         raise CapoError(f"{folder}: there is no finished seed ({detail}); run without --draw-only first")
-    games, algorithms = ({key[i] for key in found} for i in (0, 1))
+    found = Found(records, kind_names(kind for _, kind in records), notes)
     gaps = [
-        f"{a} on {g}" for g in GAMES for a in ALGORITHMS if g in games and a in algorithms and (g, a) not in found
+        f"{name} on {game}"
+        for game in found.games
+        for kind, name in found.names.items()
+        if (game, kind) not in records
     ]
     if gaps:
         notes.append(f"no results of {', '.join(gaps)}")
-    lengths = {record.frames for record in found.values()}
+    lengths = {record.frames for record in records.values()}
     if len(lengths) > 1:
         notes.append(
             f"runs of different lengths: {', '.join(f'{n:,}' for n in sorted(filter(None, lengths)))} frames"
         )
-    return found, notes
+    return found
 
 
 def report(folder: Path) -> str:
     """The final table, from the files in ``folder``."""
-    found, notes = read(folder)
-    parts = [QUICK_NOTE] if any(record.quick for record in found.values()) else []
-    for game in (game for game in GAMES if any(key[0] == game for key in found)):
+    found = read(folder)
+    parts = [QUICK_NOTE] if any(record.quick for record in found.records.values()) else []
+    for game in found.games:
         rows = []
-        for algorithm in ALGORITHMS:
-            record = found.get((game, algorithm))
-            if record is None:
-                continue
+        for kind, record in found.of(game).items():
             finals = np.array(list(record.finals.values()))
             iqm = statistics.stratified_bootstrap([finals], statistics.aggregate_iqm)
             mean = statistics.stratified_bootstrap([finals], statistics.aggregate_mean)
             std = f"{finals.std(ddof=1):.2f}" if len(finals) > 1 else "-"
-            theirs = paper.final(f"minatar-{game}", algorithm)
+            theirs = paper.final(f"minatar-{game}", kind[0])
             rows.append(
                 [
-                    NAMES[algorithm],
+                    found.names[kind],
                     len(finals),
                     f"{record.frames:,}",
                     _interval(iqm),
@@ -417,13 +482,14 @@ def report(folder: Path) -> str:
         header = ["", "seeds", "frames", "IQM [95 %]", "mean [95 %]", "std", "lowest - highest", "paper, 10 M"]
         parts.append(text_table(game, header, rows))
     protocols: dict[str, list[str]] = {}
-    for (_, algorithm), record in found.items():
-        names = protocols.setdefault(record.protocol_line("Final score"), [])
-        names += [NAMES[algorithm]] if NAMES[algorithm] not in names else []
+    for game in found.games:
+        for kind, record in found.of(game).items():
+            names = protocols.setdefault(record.protocol_line("Final score"), [])
+            names += [found.names[kind]] if found.names[kind] not in names else []
     scores = [f"{how} ({', '.join(names)})" if len(protocols) > 1 else how for how, names in protocols.items()]
     closing = [f"Scores: {text}." for text in scores]
     closing.append("Intervals: percentile bootstrap over seeds; with fewer than five seeds they are too narrow.")
-    closing += [f"Note: {note}" for note in notes]
+    closing += [f"Note: {note}" for note in found.notes]
     return "\n\n".join([*parts, "\n".join(closing)])
 
 
@@ -433,9 +499,8 @@ def _interval(found: statistics.Estimate) -> str:
 
 def draw(folder: Path, out: Path) -> list[Path]:
     """minatar.png from the files in ``folder``: mean and 0.5 std as in the paper, and interquartile mean."""
-    found, _ = read(folder)
-    games = [game for game in GAMES if any(key[0] == game for key in found)]
-    algorithms = [algorithm for algorithm in ALGORITHMS if any(key[1] == algorithm for key in found)]
+    found = read(folder)
+    games, styles = found.games, _styles(found.names)
     path = out / "minatar.png"
     width = max(3.1 * len(games), 6.2)
     with figures.figure(path, 2, len(games), (width, 6.4), squeeze=False, sharex="col", sharey="col") as (
@@ -443,36 +508,46 @@ def draw(folder: Path, out: Path) -> list[Path]:
         axes,
     ):
         for column, game in enumerate(games):
-            own = {name: found[game, name] for name in algorithms if (game, name) in found}
+            own = found.of(game)
             last = max(max(frames[-1] for frames, _ in _drawn(record).values()) for record in own.values())
-            for algorithm in algorithms:
-                if algorithm in own:
-                    _draw_curves(axes[:, column], algorithm, own[algorithm])
+            for algorithm in dict.fromkeys(algorithm for algorithm, _ in found.names):
                 _draw_paper(axes[:, column], game, algorithm, last)
-            absent = [NAMES[algorithm] for algorithm in algorithms if (game, algorithm) not in found]
-            top = axes[0, column]
-            top.set_title(game.replace("_", " ").title() + (f"\n(no {', '.join(absent)})" if absent else ""))
+            for kind, record in reversed(own.items()):  # the first, which the figure is about, above the others
+                _draw_curves(axes[:, column], record, found.names[kind], styles[kind])
+            absent = [name for kind, name in found.names.items() if kind not in own]
+            title = game.replace("_", " ").title() + (f"\n(no {', '.join(absent)})" if absent else "")
+            axes[0, column].set_title("\n".join(textwrap.fill(line, 38) for line in title.splitlines()))
             axes[1, column].set_xlabel("frames")
             axes[1, column].set_xlim(0, last)
             axes[1, column].xaxis.set_major_formatter(lambda value, _: _short(value))
         axes[0, 0].set_ylabel("mean ± 0.5 std")
         axes[1, 0].set_ylabel("interquartile mean, 95 % interval")
-        figures.legend_below(drawing, list(axes.flat), columns=len(algorithms))
+        _legend(drawing, axes, list(found.names.values()), width)
     return [path]
+
+
+def _styles(names: Iterable[Kind]) -> dict[Kind, dict[str, Any]]:
+    """How each (algorithm, preset) is drawn: the algorithm's colour, its presets by shade and marker."""
+    found: dict[Kind, dict[str, Any]] = {}
+    for algorithm, preset in names:
+        share, marker = STYLES[sum(one == algorithm for one, _ in found) % len(STYLES)]
+        found[algorithm, preset] = {"color": figures.darker(COLOURS[algorithm], share), "marker": marker}
+    return found
 
 
 def _drawn(record: Record) -> dict[int, folders.Curve]:
     return record.evaluation or record.training
 
 
-def _draw_curves(axes: Any, algorithm: str, record: Record) -> None:
-    """One algorithm in both panels of a game."""
+def _draw_curves(axes: Any, record: Record, name: str, style: dict[str, Any]) -> None:
+    """One record in both panels of a game."""
     summary = statistics.summarise_curves(list(_drawn(record).values()))
     half = 0.5 * summary.std
     bands = ((summary.mean, summary.mean - half, summary.mean + half), (summary.iqm, summary.low, summary.high))
+    every = max(1, len(summary.frames) // 10)
     for axis, (middle, low, high) in zip(axes, bands, strict=True):
-        axis.fill_between(summary.frames, low, high, color=COLOURS[algorithm], alpha=0.18, linewidth=0)
-        axis.plot(summary.frames, middle, color=COLOURS[algorithm], label=NAMES[algorithm])
+        axis.fill_between(summary.frames, low, high, color=style["color"], alpha=0.18, linewidth=0)
+        axis.plot(summary.frames, middle, **style, markersize=4.5, markevery=(every - 1, every), label=name)
 
 
 def _draw_paper(axes: Any, game: str, algorithm: str, last: float) -> None:
@@ -481,9 +556,26 @@ def _draw_paper(axes: Any, game: str, algorithm: str, last: float) -> None:
     if curve is None or curve[0][0] > last:
         return
     frames, returns = (values[curve[0] <= last] for values in curve)
-    style = {"color": COLOURS[algorithm], "linestyle": "--", "linewidth": 1.1}
     for axis in axes:
-        axis.plot(frames, returns, **style, label=f"{NAMES[algorithm]}, paper")
+        axis.plot(frames, returns, color=COLOURS[algorithm], linestyle="--", linewidth=1.1, label=PAPER)
+
+
+def _legend(drawing: Any, axes: Any, names: Sequence[str], width: float) -> None:
+    """One line for each name, in their order, and one for all of the paper's curves."""
+    from matplotlib.lines import Line2D
+
+    handles: dict[str, Any] = {}
+    for axis in axes.flat:
+        handles |= dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
+    if PAPER in handles:
+        handles[PAPER] = Line2D([], [], color=figures.MUTED, linestyle="--", linewidth=1.1)
+    shown = [name for name in (*names, PAPER) if name in handles]
+    drawing.legend(
+        [handles[name] for name in shown],
+        shown,
+        loc="outside lower center",
+        ncols=min(len(shown), int(width / 1.7)),
+    )
 
 
 def _short(value: float) -> str:

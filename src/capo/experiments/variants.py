@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from capo.experiments import minatar
 from capo.experiments.minatar import EVALUATIONS, EvaluationLog, Job, Plan, Say
 from capo.report import folders, statistics
 from capo.report.folders import GAMES, Record
@@ -52,8 +51,9 @@ class VariantJob(Job):
     def __init__(self, out: Path, game: str, variant: Variant, plan: Plan) -> None:
         super().__init__(out, game, variant.algorithm, plan)
         self.variant = variant
-        self.file = out / f"{game}-{variant.name}.json"
-        self.env = minatar.environment(game)
+
+    def _name(self) -> str:
+        return f"{self.game}-{self.variant.name}"
 
     def _what(self) -> dict[str, Any]:
         variant = self.variant

@@ -54,6 +54,16 @@ def shades(n: int) -> list[Any]:
     return [colormaps["viridis"](0.05 + 0.82 * i / max(n - 1, 1)) for i in range(n)]
 
 
+def darker(colour: str, share: float) -> str:
+    """A colour ``#rrggbb`` with ``share`` of black in it.
+
+    >>> darker("#D55E00", 0.5)
+    '#6a2f00'
+    """
+    parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return "#" + "".join(f"{int(part * (1 - share)):02x}" for part in parts)
+
+
 @contextmanager
 def figure(
     path: Path, rows: int = 1, columns: int = 1, size: tuple[float, float] = (7.0, 4.5), **options: Any

@@ -161,13 +161,16 @@ def _has_result(run: Path, results: Sequence[Record]) -> bool:
         config = _read_json(run / CONFIG)
     except Unreadable:
         return False
-    key = (config.get("env"), config.get("algorithm"))
+    key = (config.get("env"), config.get("algorithm"), config.get("preset"))
     seeds = set(config.get("seeds", ()))
-    return any((one.env, one.algorithm) == key and seeds <= set(one.seeds) for one in results)
+    return any((one.env, one.algorithm, one.preset) == key and seeds <= set(one.seeds) for one in results)
 
 
 def _is_result(file: Path) -> bool:
-    """Whether a JSON file is meant to be a results file, readable or not: ``<game>-<algorithm>.json``."""
+    """Whether a JSON file is meant to be a results file, readable or not.
+
+    Those are ``<game>-<algorithm>-<preset>.json``, and of the ablation and the noise ``<game>-<variant>.json``.
+    """
     return file.stem.partition("-")[0] in GAMES and "-" in file.stem
 
 
@@ -362,7 +365,7 @@ def _duration(seconds: float) -> str:
 
 
 def read_result(file: Path) -> Record:
-    """One game and algorithm of ``capo reproduce minatar``.
+    """One game, algorithm and preset of ``capo reproduce minatar``.
 
     Raises:
         Unreadable: if the file is damaged or of another version; says which.

@@ -80,7 +80,7 @@
       const width = Math.max(box.clientWidth, 280);
       const wide = width > 700 && options.names;
       const height = Math.round(Math.min(options.height, Math.max(280, width * 0.62)));
-      const margin = { left: 52, right: wide ? 120 : 14, top: 22, bottom: 42 };
+      const margin = { left: 52, right: wide ? 132 : 14, top: 22, bottom: 42 };
       const { x0, x1, y0, y1 } = extent();
       const px = (x) => margin.left + ((x - x0) / (x1 - x0)) * (width - margin.left - margin.right);
       const py = (y) => height - margin.bottom - ((y - y0) / (y1 - y0)) * (height - margin.top - margin.bottom);
@@ -138,7 +138,7 @@
       for (let i = 1; i < ends.length; i++) ends[i].y = Math.max(ends[i].y, ends[i - 1].y + 15);
       for (let i = ends.length - 1, limit = bottom; i >= 0; i--, limit -= 15) ends[i].y = Math.min(ends[i].y, limit);
       for (const { line, y } of ends) {
-        const text = svg("text", { class: "name", x: px(x1) + 8, y }, line.label.length > 15 ? `${line.label.slice(0, 14)}…` : line.label);
+        const text = svg("text", { class: "name", x: px(x1) + 8, y }, line.label.length > 17 ? `${line.label.slice(0, 16)}…` : line.label);
         text.style.fill = line.colour;
         root.append(text);
       }

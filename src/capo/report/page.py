@@ -10,7 +10,7 @@ import base64
 import html
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import resources
@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike
 
 from capo import __version__
 from capo.files import write_atomically
-from capo.report import folders, paper, statistics
+from capo.report import figures, folders, paper, statistics
 from capo.report.folders import Curve, Record
 
 NAMES = {"ncapo": "NCAPO", "ppo": "PPO", "a2c": "A2C", "rainbow": "Rainbow", "offpac": "Off-PAC"}
@@ -31,8 +31,10 @@ _COLOURS = {"ncapo": "#C04300", "ppo": "#0067A3", "a2c": "#007A5A", "rainbow": "
 _MORE_COLOURS = ("#3F3F3F", "#5B4FC4", "#00718A", "#8A1C3B", "#4F6F00", "#6B6B6B")
 MAX_GIF = 4_000_000  # bytes of one embedded picture
 _THRESHOLDS = 201
+_SHADES = (0.0, 0.5)  # share of black in the colour of an algorithm's first and second preset
 
 JSON = dict[str, Any]
+Kind = tuple[str, str]  # algorithm and preset
 
 
 @dataclass
@@ -52,9 +54,37 @@ class Series:
         return self.records[0].algorithm
 
     @property
+    def kind(self) -> Kind:
+        return self.algorithm, self.records[0].preset
+
+    @property
     def finals(self) -> dict[int, float]:
         """Final score by seed."""
         return {seed: score for record in self.records for seed, score in record.finals.items()}
+
+
+def kind_names(kinds: Iterable[Kind]) -> dict[Kind, str]:
+    """Algorithms and presets in the order they are shown, and what they are called beside each other.
+
+    The preset is part of the name if it isn't ``default``, or if the algorithm is there with several.
+
+    >>> kind_names([("ppo", "default"), ("ncapo", "official"), ("ncapo", "default")])
+    {('ncapo', 'default'): 'NCAPO (default)', ('ncapo', 'official'): 'NCAPO (official)', ('ppo', 'default'): 'PPO'}
+    """
+    order = list(NAMES)
+
+    def place(kind: Kind) -> tuple[int, bool, str]:
+        algorithm, preset = kind
+        return order.index(algorithm) if algorithm in order else len(order), preset != "default", preset
+
+    found = sorted(set(kinds), key=lambda kind: (*place(kind), kind[0]))
+    presets = {algorithm: [p for a, p in found if a == algorithm] for algorithm, _ in found}
+    plain = (["default"], ["unknown"])  # unknown: the file that says it is lost
+    return {
+        (algorithm, preset): NAMES.get(algorithm, algorithm)
+        + ("" if presets[algorithm] in plain else f" ({preset})")
+        for algorithm, preset in found
+    }
 
 
 def write_page(paths: Sequence[Path], out: Path) -> tuple[Path, list[str]]:
@@ -139,30 +169,26 @@ def group(records: Sequence[Record]) -> list[Series]:
         if not record.settings or any(set(one.seeds) & set(record.seeds) for one in found.get(key, ())):
             key += str(record.path)  # settings that are lost may differ; the same seed twice is no new seed
         found.setdefault(key, []).append(record)
-    series = [Series(NAMES.get(members[0].algorithm, members[0].algorithm), members) for members in found.values()]
-    order = list(NAMES)
-    series.sort(key=lambda one: order.index(one.algorithm) if one.algorithm in order else len(order))
+    names = kind_names((record.algorithm, record.preset) for record in records)
+    series = [Series(names[members[0].algorithm, members[0].preset], members) for members in found.values()]
+    order = list(names)
+    series.sort(key=lambda one: order.index(one.kind))
     _tell_apart(series)
     _colour(series)
     return series
 
 
 def _tell_apart(series: Sequence[Series]) -> None:
-    """Add the preset, or where that isn't enough the folder, to names that occur twice in an environment."""
-    for name in (_preset, _folder):
-        labels = [(one.env, one.label) for one in series]
-        twice = [one for one, label in zip(series, labels, strict=True) if labels.count(label) > 1]
-        for members in ([one for one in twice if one.env == env] for env in {one.env for one in twice}):
-            if len({name(one) for one in members}) > 1:
-                for one in members:
-                    one.label += f" ({name(one)})"
+    """Add the folder to names that occur twice in an environment, and a number where that isn't enough."""
+    labels = [(one.env, one.label) for one in series]
+    twice = [one for one, label in zip(series, labels, strict=True) if labels.count(label) > 1]
+    for members in ([one for one in twice if one.env == env] for env in {one.env for one in twice}):
+        if len({_folder(one) for one in members}) > 1:
+            for one in members:
+                one.label += f" ({_folder(one)})"
     for index, one in enumerate(series):
         if any((one.env, one.label) == (other.env, other.label) for other in series[:index]):
             one.label += f" #{index + 1}"
-
-
-def _preset(one: Series) -> str:
-    return one.records[0].preset
 
 
 def _folder(one: Series) -> str:
@@ -170,11 +196,15 @@ def _folder(one: Series) -> str:
 
 
 def _colour(series: Sequence[Series]) -> None:
-    """A colour for each: the algorithm's own, if it is still free in its environment."""
+    """A colour for each: the algorithm's own, darker for its second preset, if still free in its environment."""
+    shades: dict[Kind, str] = {}
+    for algorithm, colour in _COLOURS.items():
+        presets = dict.fromkeys(one.kind for one in series if one.algorithm == algorithm)
+        shades |= {kind: figures.darker(colour, share) for kind, share in zip(presets, _SHADES, strict=False)}
     for env in {one.env for one in series}:
         taken: set[str] = set()
         for one in (one for one in series if one.env == env):
-            wanted = [_COLOURS.get(one.algorithm, _MORE_COLOURS[0]), *_MORE_COLOURS, *_COLOURS.values()]
+            wanted = [shades.get(one.kind, _MORE_COLOURS[0]), *_MORE_COLOURS, *_COLOURS.values()]
             one.colour = next((colour for colour in wanted if colour not in taken), wanted[0])
             taken.add(one.colour)
 
@@ -205,14 +235,13 @@ def _unfinished_remarks(series: Sequence[Series]) -> list[str]:
 
 def _environment(name: str, series: Sequence[Series]) -> JSON:
     own = [one for one in series if one.env == name]
-    algorithms = {one.algorithm for one in own}
-    ran_elsewhere = {one.algorithm for one in series if one.env.startswith("minatar-")}
-    missing = sorted(ran_elsewhere - algorithms) if name.startswith("minatar-") else []
+    games = kind_names(one.kind for one in series if one.env.startswith("minatar-"))
+    kinds = {one.kind for one in own}
     scored = [one for one in own if one.finals]
     return {
         "name": name,
         "series": [_series(one) for one in own],
-        "missing": [NAMES.get(algorithm, algorithm) for algorithm in missing],
+        "missing": [games[kind] for kind in games if kind not in kinds] if name.startswith("minatar-") else [],
         "paper": [
             {
                 "label": f"{NAMES[algorithm]}, paper",
