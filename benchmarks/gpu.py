@@ -127,7 +127,7 @@ def measure(game: str, case: str, seconds: float, limits: dict[str, float]) -> d
         "updates_per_second": round(updates / spent),
         "ms_per_iteration": round(1000 * spent / done, 2),
         "tflop_per_second": None if rate is None else round(rate / 1e12, 2),
-        "fraction_of_limit": None if rate is None else round(rate / limits[precision], 4),
+        "fraction_of_limit": None if rate is None else round(rate / limits[precision] / learner.n_devices, 4),
         "minutes_for_10M_frames_a_seed": round(1e7 / learner.frames_per_iteration * spent / done / 60, 2),
         "compile_seconds": round(compile_seconds, 1),
         "memory_gb": None if memory is None else round(memory / 1e9, 2),
@@ -184,7 +184,7 @@ def measure_game(game: str, copies: int, written_out: bool) -> dict[str, Any]:
     env = MinAtar(f"minatar-{game}")
     reset, step = type(env).reset.__get__(env), type(env).step.__get__(env)  # as pgx has them, on any device
     if written_out:
-        reset, step = (straight(function, LOOP_TURNS.get(env.name, 0)) for function in (reset, step))
+        reset, step = (straight(function, LOOP_TURNS.get(env.name, 25)) for function in (reset, step))
     env.reset, env.step = reset, step  # type: ignore[method-assign]
     steps = 200
 

@@ -10,10 +10,11 @@
                                             the stored curves as a figure, beside the paper's
 
 Every measurement is a process of its own, so that memory and compile time are its own. What is written:
-frames/s and updates/s (all seeds together, compiling left out), compile seconds, the arithmetic an update
-needs, how long it would take at the speed of a large matrix product measured in the same run (the floor),
-the memory announced and the peak of the process. Peers are Stable-Baselines3's A2C and DQN: with its
-defaults, and DQN at the network, transitions an update and updates a step of NCAPO's default.
+frames/s and updates/s (all seeds together, compiling left out), compile seconds, the arithmetic of the matrix
+products an update needs (as benchmarks/gpu.py counts it), how long it would take at the speed of a large matrix
+product measured in the same run (the floor), the memory announced and the peak of the process. Peers are
+Stable-Baselines3's A2C and DQN: with its defaults, and DQN at the network, transitions an update and updates a
+step of NCAPO's default.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ def resident_mb() -> float:
 def measure_capo(preset: str, seeds: int, settings: dict[str, str]) -> dict[str, Any]:
     """Frames/s of one preset on MinAtar Breakout."""
     import jax
+    from gpu import operations  # beside this file
 
     from capo.neural.config import override
     from capo.neural.config import preset as preset_of
@@ -61,7 +63,7 @@ def measure_capo(preset: str, seeds: int, settings: dict[str, str]) -> dict[str,
         # Calls of about two seconds: long enough to hide the call, short enough to stop in time.
         iterations = max(1, min(1000, round(iterations * 2 / took)))
     updates = done * seeds * learner.updates_per_iteration
-    flops = update_flops(learner)
+    flops = operations(learner)
     return {
         "case": f"NCAPO {preset}",
         "seeds": seeds,
@@ -77,28 +79,6 @@ def measure_capo(preset: str, seeds: int, settings: dict[str, str]) -> dict[str,
         "memory_peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3, 1),
         "last_return": round(float(metrics["episode_return"][-1].mean()), 2),
     }
-
-
-def update_flops(learner: Any) -> float:
-    """Operations of one gradient step of one seed, counted by the compiler."""
-    import jax
-    import numpy as np
-
-    from capo.neural import ncapo, networks, replay
-
-    config, spec = learner.config, learner.network
-    params = networks.init(spec, np.random.default_rng(0))
-
-    def step(params: Any, stored: Any, index: Any) -> Any:
-        batch = replay.take(learner.replay, stored, index)
-        target, state = ncapo.init_target(config, params), ncapo.optimiser(config).init(params)
-        train = "both" if config.updates == "joint" else "critic"
-        return ncapo.gradient_step(config, spec, params, target, state, batch, 1e-3, train)
-
-    stored = jax.eval_shape(lambda: replay.empty(learner.replay))
-    index = np.zeros(config.batch_size, np.int32)
-    cost = jax.jit(step).lower(params, stored, index).compile().cost_analysis()
-    return float((cost[0] if isinstance(cost, list) else cost)["flops"])
 
 
 def measure_matmul(dtype: str) -> dict[str, Any]:
@@ -141,12 +121,12 @@ def measure_sb3(which: str) -> dict[str, Any]:
     else:
         model = matched_dqn(sb3, env)
     model.learn(2000)
-    begin, frames = time.perf_counter(), 0
+    begin, frames = time.perf_counter(), model.num_timesteps
     updates = model._n_updates
     while time.perf_counter() - begin < SECONDS:
-        model.learn(2000, reset_num_timesteps=False)
-        frames += 2000
+        model.learn(2000, reset_num_timesteps=False)  # rounded up to whole rollouts
     spent = time.perf_counter() - begin
+    frames = model.num_timesteps - frames
     return {
         "case": f"SB3 {which}",
         "seeds": 1,

@@ -275,7 +275,7 @@ def median_time(rows: list[Row], target: float) -> tuple[float, bool]:
     at = [next(one["at"] for one in row["reached"] if one["target"] == target) for row in rows]
     spent = [found["seconds"] if found else row["seconds"] for found, row in zip(at, rows, strict=True)]
     reached = statistics.median(found["seconds"] if found else float("inf") for found in at)
-    return statistics.median(spent), reached < float("inf")
+    return (reached, True) if reached < float("inf") else (statistics.median(spent), False)
 
 
 def ratio(rows: dict[str, list[Row]], target: float) -> str:

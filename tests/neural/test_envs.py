@@ -125,10 +125,10 @@ def test_minatar_games_step_under_jit(name):
     assert jax.tree.structure(state) == jax.tree.structure(state2)
 
 
-@pytest.mark.parametrize("name", ["minatar-freeway", "minatar-space_invaders"])  # scans; loops of unknown length
+@pytest.mark.parametrize("name", LOOP_TURNS)
 def test_games_without_their_loops_are_the_same_games(name):
     env, n = envs.make(name), 16
-    turns = LOOP_TURNS.get(name, 0)
+    turns = LOOP_TURNS[name]
     without = jax.vmap(straight(env.step, turns))
     keys = jax.random.split(jax.random.PRNGKey(0), n)
     reset, plain, written_out = jax.jit(jax.vmap(env.reset)), jax.jit(jax.vmap(env.step)), jax.jit(without)
@@ -160,6 +160,9 @@ def test_a_function_without_its_loops_is_the_same_function():
     assert expected["turns"].tolist() == [0, 3, 4]
     short = straight(with_loops, 2)(x, limits[2])
     assert short["turns"] == 2  # too few turns are missing turns
+    with pytest.raises(CapoError, match="how many turns"):
+        straight(with_loops, 0)(x, limits[2])
+    assert straight(jax.nn.relu, 0)(-x).tolist() == [0.0] * 4
 
 
 def test_the_protocol_is_checked():

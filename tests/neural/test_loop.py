@@ -193,7 +193,7 @@ def test_what_does_not_fit_is_refused_before_it_is_allocated(monkeypatch):
     config = dataclasses.replace(SMALL, replay_rollouts=10**9)
     with pytest.raises(CapoError, match="set replay_rollouts to"):
         make_learner("minatar-breakout", config, 4)
-    monkeypatch.setattr(loop, "available_memory", lambda: 10_000)
+    monkeypatch.setattr(loop, "available_memory", lambda _=1: 10_000)
     with pytest.raises(CapoError, match="MB are free"):
         make_learner("minatar-breakout", SMALL, 1)
 

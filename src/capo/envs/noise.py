@@ -25,12 +25,13 @@ class NoisyReward:
     jitted = True
 
     def __init__(self, inner: Any, deviation: float) -> None:
-        if not is_jitted(inner):
-            raise CapoError(f"reward noise needs a jitted environment, which {inner.name!r} is not")
-        if not 0 < deviation < float("inf"):
+        if isinstance(inner, str) or not is_jitted(inner):
+            raise CapoError(f"reward noise needs a jitted environment (an object), which {inner!r} is not")
+        number = isinstance(deviation, int | float) and not isinstance(deviation, bool)
+        if not number or not 0 < deviation < float("inf"):
             raise CapoError(f"reward noise {deviation!r}: the standard deviation has to be a positive number")
         self.inner, self.deviation = inner, float(deviation)
-        self.name = f"{inner.name}, reward noise {deviation:g}"
+        self.name = f"{inner.name}, reward noise {deviation!r}".removesuffix(".0")
         self.n_actions = int(inner.n_actions)
         self.observation_shape = tuple(inner.observation_shape)
         self.observation_dtype = inner.observation_dtype

@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
+from capo.errors import CapoError
+
 Array = Any
 PyTree = Any
 
@@ -24,6 +26,9 @@ def straight(function: Callable[..., PyTree], turns: int) -> Callable[..., PyTre
     Args:
         function: of arrays (or trees of them) to a tree of arrays.
         turns: what a ``while_loop`` never exceeds; further turns would be missing.
+
+    Raises:
+        CapoError: when traced, if ``turns`` is 0 and there is a ``while_loop``.
     """
 
     def written_out(*arguments: PyTree) -> PyTree:
@@ -48,7 +53,11 @@ def _evaluate(program: Any, arguments: list[Array], turns: int) -> list[Array]:
         primitive, params = equation.primitive, equation.params
         if primitive.name in ("jit", "pjit"):
             found = _evaluate(params["jaxpr"], given, turns)
+        elif primitive.name in ("custom_jvp_call", "custom_vjp_call"):
+            found = _evaluate(params["call_jaxpr"], given, turns)
         elif primitive.name == "while":
+            if not turns:
+                raise CapoError("a loop whose length is not known beforehand: say how many turns it makes at most")
             found = _while(params, given, turns)
         elif primitive.name == "cond":
             found = _cond(params, given, turns)

@@ -134,10 +134,13 @@ def run(
     if part is not None and part not in PARTS:
         raise unknown_name("part", part, PARTS)
     say = training.teller("ablation", progress)
+    own = {"games": games, "variants": variants, "frames": frames, "seeds": seeds, "preset": preset}
+    training.refuse_with(part, "chain", **own)
     plan = training.chosen_plan(QUICK if quick else PLAN, frames, seeds, preset)
     chosen = minatar.choose_games(games or [GAME])
     only = choose_variants(variants)
     jobs = [VariantJob(out, game, variant, plan) for game in chosen for variant in differing(game, plan, only)]
+    training.check(jobs)
     if part == "chain" or (part is None and not _has_chain(out, quick)):
         run_chain(out, quick, progress)
     elif part is None:
@@ -164,9 +167,10 @@ def differing(game: str, plan: Plan, names: Sequence[str] = ()) -> list[Variant]
     kept = [variant for variant in VARIANTS if variant is BASE or override(base, variant.settings) != base]
     wanted = names or (QUICK_VARIANTS if plan.quick else [variant.name for variant in kept])
     found = [variant for variant in kept if variant.name in wanted]
-    if not found:
+    same = [name for name in names if name not in [variant.name for variant in found]]
+    if same:
         raise CapoError(
-            f"{', '.join(names)}: the preset {plan.preset} has these settings already; nothing to train"
+            f"{', '.join(same)}: the preset {plan.preset} has these settings already; it is the variant base"
         )
     return found
 

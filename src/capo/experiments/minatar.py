@@ -13,7 +13,7 @@ import json
 import math
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -258,17 +258,36 @@ class Job:
 
         kind = algorithm(self.algorithm)
         if folders.is_run(path):
-            agent = kind.resume(path)
+            agent = kind.resume(path, self._training_env())
             left = agent.frames_left
         else:
-            agent = kind(self.env, self.preset, seeds=seeds, out=path, keep=1)
+            agent = kind(self._training_env(), self.preset, seeds=seeds, out=path, keep=1, **self._settings())
             left = self.plan.frames
+        player = self._player(agent)
         log = EvaluationLog(path / EVALUATIONS, self.plan, agent.frames)
         if left:
-            agent.learn(left, progress_bar=progress, callback=log)
-        final = agent.evaluate(self.plan.final_episodes, seed=1)
+            agent.learn(left, progress_bar=progress, callback=lambda _, rows: log(player, rows))
+        final = player.evaluate(self.plan.final_episodes, seed=1)
         write_json(path / EVALUATION, final.to_dict())
         self._store(agent, read_config(path), folders.read_run(path), log.rows(), final.returns)
+
+    # What other experiments do otherwise ------------------------------------------------------------------
+
+    def _settings(self) -> Mapping[str, Any]:
+        """Settings that replace the preset's."""
+        return {}
+
+    def _training_env(self) -> Any:
+        """What is trained on."""
+        return self.env
+
+    def _player(self, agent: Agent) -> Agent:
+        """Who is evaluated."""
+        return agent
+
+    def _more(self) -> dict[str, Any]:
+        """More entries for the results file."""
+        return {}
 
     def _store(
         self, agent: Agent, config: dict[str, Any], trained: Record, rows: list[dict[str, float]], final: Any
@@ -289,7 +308,7 @@ class Job:
         program = {
             "seeds": list(agent.seeds),
             "wall_seconds": round(agent.wall_seconds, 1),
-            **{key: config[key] for key in ("versions", "commit", "hardware", "started")},
+            **{key: config[key] for key in ("precision", "versions", "commit", "hardware", "started")},
         }
         write_result(
             self.file,
@@ -298,6 +317,7 @@ class Job:
                 "format": folders.FORMAT,
                 "game": self.game,
                 **self._what(),
+                **self._more(),
                 "frames_trained": agent.frames,  # whole iterations
                 "quick": self.plan.quick,
                 "protocol": self._protocol(agent),

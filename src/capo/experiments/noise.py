@@ -114,14 +114,16 @@ def run(
     if part is not None and part not in PARTS:
         raise unknown_name("part", part, PARTS)
     say = variants.teller("noise", progress)
+    variants.refuse_with(part, "tabular", games=games, algos=algos, frames=frames, seeds=seeds, preset=preset)
     plan = variants.chosen_plan(noise_game.QUICK if quick else noise_game.PLAN, frames, seeds, preset)
-    noise_game.choose_learners(algos)  # a wrong name is said before any work
+    jobs = noise_game.jobs(out, quick, games, algos, plan)
+    variants.check(jobs)
     if part == "tabular" or (part is None and not _has_tabular(out, quick)):
         _run_tabular(out, quick, progress)
     elif part is None:
         say(f"the tabular part is finished already (in {out}; --part tabular computes it again)")
     if part != "tabular":
-        noise_game.run_game(out, quick, progress, say, games, algos, plan)
+        variants.train_all(jobs, say, progress)
 
 
 def _has_tabular(out: Path, quick: bool) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 from capo.errors import unknown_name
 from capo.experiments import minatar, variants
 from capo.experiments.common import text_table
-from capo.experiments.minatar import Plan, Say
+from capo.experiments.minatar import Plan
 from capo.experiments.variants import Variant, VariantJob, finals, interval, mean
 from capo.report import figures, statistics
 from capo.report.folders import Record
@@ -42,25 +42,17 @@ def variant(learner: str, level: float) -> Variant:
     return Variant(f"{learner}-noise-{level:g}", f"{title}, noise {level:g}", settings, algorithm, level)
 
 
-def run_game(
-    out: Path,
-    quick: bool,
-    progress: bool,
-    say: Say,
-    games: Sequence[str] | None,
-    algos: Sequence[str] | None,
-    plan: Plan,
-) -> None:
-    """Train what is missing and write ``<game>-<learner>-noise-<level>.json`` into ``out``."""
+def jobs(
+    out: Path, quick: bool, games: Sequence[str] | None, algos: Sequence[str] | None, plan: Plan
+) -> list[VariantJob]:
+    """The trainings, each of which writes ``<game>-<learner>-noise-<level>.json`` into ``out``."""
     learners = choose_learners(algos) or (QUICK_LEARNERS if quick else tuple(LEARNERS))
-    levels = QUICK_LEVELS if quick else LEVELS
-    jobs = [
+    return [
         VariantJob(out, game, variant(learner, level), plan)
         for game in minatar.choose_games(games or [GAME])
         for learner in learners
-        for level in levels
+        for level in (QUICK_LEVELS if quick else LEVELS)
     ]
-    variants.train_all(jobs, say, progress)
 
 
 def choose_learners(given: Sequence[str] | None) -> tuple[str, ...]:
@@ -101,9 +93,10 @@ def report_game(folder: Path) -> list[str]:
             title = f"{LEARNERS[learner][0]}, noise {level:g}"
             rows.append([title, len(scores), interval(mean(scores)), kept, "-" if poster is None else poster])
         first = next(iter(own.values()))
+        presets = " or ".join(dict.fromkeys(record.preset for record in own.values()))
         parts.append(
             text_table(
-                f"{game}, preset {first.preset}, {first.frames:,} frames: Gaussian noise on the training rewards, "
+                f"{game}, preset {presets}, {first.frames:,} frames: Gaussian noise on the training rewards, "
                 "none in evaluations",
                 ["", "seeds", "final return [95 %]", "share of its own without noise [95 %]", "poster, 10 M"],
                 rows,

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from capo.experiments.minatar import EVALUATIONS, EvaluationLog, Job, Plan, Say
+from capo.errors import CapoError
+from capo.experiments.minatar import Job, Plan, Say
 from capo.report import folders, statistics
 from capo.report.folders import GAMES, Record
 
@@ -57,31 +58,17 @@ class VariantJob(Job):
 
     def _what(self) -> dict[str, Any]:
         variant = self.variant
-        own = {"variant": variant.name, "title": variant.title, "changed": dict(variant.settings)}
+        own = {"variant": variant.name, "changed": dict(variant.settings)}
         return {**super()._what(), **own, "reward_noise": variant.reward_noise}
 
     def _stem(self) -> str:
         return f"{self.game}-{self.variant.name}-{self.preset}-{self.plan.frames}-seeds-"
 
-    def _train(self, path: Path, seeds: Sequence[int], progress: bool) -> None:
-        from capo.neural.agent import algorithm
-        from capo.neural.run import EVALUATION, read_config, write_json
+    def _more(self) -> dict[str, Any]:
+        return {"title": self.variant.title}
 
-        kind = algorithm(self.algorithm)
-        if folders.is_run(path):
-            agent = kind.resume(path, self._training_env())
-            left = agent.frames_left
-        else:
-            settings = self.variant.settings
-            agent = kind(self._training_env(), self.preset, seeds=seeds, out=path, keep=1, **settings)
-            left = self.plan.frames
-        player = self._player(agent)
-        log = EvaluationLog(path / EVALUATIONS, self.plan, agent.frames)
-        if left:
-            agent.learn(left, progress_bar=progress, callback=lambda _, rows: log(player, rows))
-        final = player.evaluate(episodes=self.plan.final_episodes, seed=1)
-        write_json(path / EVALUATION, final.to_dict())
-        self._store(agent, read_config(path), folders.read_run(path), log.rows(), final.returns)
+    def _settings(self) -> Mapping[str, Any]:
+        return self.variant.settings
 
     def _training_env(self) -> Any:
         """The game's name, or the game with noise on its rewards."""
@@ -114,6 +101,19 @@ def teller(experiment: str, progress: bool) -> Say:
     return (
         (lambda text: print(f"{experiment}: {text}", file=sys.stderr, flush=True)) if progress else lambda _: None
     )
+
+
+def check(jobs: Sequence[VariantJob]) -> None:
+    """Raise what would stop the trainings later: an unknown preset, results of other settings in the way."""
+    for job in jobs:
+        job.missing()
+
+
+def refuse_with(part: str | None, short: str, **options: Any) -> None:
+    """Refuse options of the trainings where only the ``short`` part is asked for."""
+    given = [name for name, value in options.items() if value is not None]
+    if part == short and given:
+        raise CapoError(f"--{given[0]} is of the part game, and --part {short} leaves that out")
 
 
 def train_all(jobs: Sequence[VariantJob], say: Say, progress: bool) -> None:

@@ -269,6 +269,7 @@ class Agent:
             "start_frames": training.iteration * per_iteration,
             "extra": self.extra,
             "diverged": None,
+            "precision": training.learner.network.precision,  # what "auto" meant here
             **provenance(),
         }
         if not self._run_exists:
@@ -393,6 +394,9 @@ class Agent:
             then, here = config["versions"].get(package), now["versions"].get(package)
             if then != here:
                 notes.append(f"{package} was {then} and is {here} now: results may differ in the last digits")
+        then, here = config.get("precision"), self._ready().learner.network.precision
+        if then not in (None, here):
+            notes.append(f"matrix products were {then} and are {here} here (set precision to choose)")
         if config["hardware"] != now["hardware"]:
             notes.append("the hardware is not the one the run started on: results may differ in the last digits")
         return notes

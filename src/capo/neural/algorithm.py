@@ -60,7 +60,11 @@ class Algorithm(ABC):
     def __init__(self, config: Any, env: Any) -> None:
         self.config = config
         network = self._network(tuple(env.observation_shape), int(env.n_actions))
-        self.network = replace(network, byte_high=int(getattr(env, "observation_high", 255)))
+        self.network = replace(
+            network,
+            byte_high=int(getattr(env, "observation_high", 255)),
+            precision=networks.precision(config.precision, env.observation_dtype),
+        )
         self.rollouts: ReplaySpec = replay.spec_for(
             config, env.observation_shape, env.observation_dtype, may_truncate(env)
         )

@@ -163,9 +163,7 @@ class _Learner:
         )
 
     def _refuse_what_does_not_fit(self) -> None:
-        free = available_memory()
-        if free is not None:
-            free *= self.n_devices
+        free = available_memory(self.n_devices)
         networks = self._network_bytes(free)
         if free is not None and networks > 0.8 * free:
             raise CapoError(
@@ -230,12 +228,9 @@ class JittedLearner(_Learner):
         )
         return spread
 
-    def _place(self, state: TrainState) -> TrainState:
-        """The state on the devices that its seeds run on."""
-        if self.mesh is None:
-            return to_device(state)
-        placed: TrainState = jax.device_put(state, NamedSharding(self.mesh, _SEEDS))
-        return placed
+    def _place(self, state: PyTree) -> PyTree:
+        """A state, or a part of it, on the devices that its seeds run on."""
+        return to_device(state) if self.mesh is None else jax.device_put(state, NamedSharding(self.mesh, _SEEDS))
 
     def init(self, seeds: Sequence[int]) -> TrainState:
         """The state before the first iteration, one row a seed."""
@@ -246,7 +241,9 @@ class JittedLearner(_Learner):
             return replace(self._init_seed(params, state_key), env_state=env_state, observation=obs)
 
         keys = seed_keys(seeds, self.n_seeds)
-        return self._place(jax.jit(jax.vmap(one))(self._init_params(seeds), keys))
+        made = None if self.mesh is None else NamedSharding(self.mesh, _SEEDS)  # where it is to be, at once
+        state: TrainState = jax.jit(jax.vmap(one), out_shardings=made)(self._init_params(seeds), keys)
+        return state
 
     def compile(self) -> float:
         """Compile the training program (once) and return the seconds it took."""
@@ -261,12 +258,12 @@ class JittedLearner(_Learner):
         return self.compile_seconds
 
     def compiled_memory(self) -> int | None:
-        """Bytes that the compiled program needs on the devices, the state included, if the backend says so."""
+        """Bytes that the compiled program needs on all devices, the state included, if the backend says so."""
         self.compile()
         plan = self._compiled.memory_analysis()
         if plan is None:
             return None
-        return int(plan.argument_size_in_bytes + plan.temp_size_in_bytes)
+        return self.n_devices * int(plan.argument_size_in_bytes + plan.temp_size_in_bytes)
 
     def run(self, state: TrainState, iterations: int) -> tuple[TrainState, dict[str, np.ndarray[Any, Any]]]:
         """``iterations`` iterations; the state given is used up (its buffers are donated).
@@ -374,7 +371,7 @@ class JittedLearner(_Learner):
         self, state: TrainState, keys: Array, episodes: int, deterministic: bool = False
     ) -> np.ndarray[Any, Any]:
         """:meth:`evaluate` of all seeds at once, with a random key each (K, 2): (K, episodes)."""
-        params = self._place(state).params
+        params = self._place(state.params)
         return np.asarray(self._evaluate_spread(params, keys, episodes=episodes, deterministic=deterministic))
 
     def _evaluate_on_devices(self, params: PyTree, keys: Array, episodes: int, deterministic: bool) -> Array:
@@ -474,18 +471,17 @@ def _placed(leaf: Any, sharding: NamedSharding) -> Any:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)  # type: ignore[no-untyped-call]
 
 
-def to_device(state: TrainState) -> TrainState:
+def to_device(state: PyTree) -> PyTree:
     """The state with numpy leaves (as a checkpoint has them) copied to the device."""
-    moved: TrainState = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jnp.array(x), state)
-    return moved
+    return jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jnp.array(x), state)
 
 
-def available_memory() -> int | None:
-    """Bytes free on the device (or this machine, for a CPU), or None where that is not known."""
+def available_memory(n_devices: int = 1) -> int | None:
+    """Bytes free on so many devices that share evenly (or on this machine, for CPUs), or None if not known."""
     try:
-        stats = jax.devices()[0].memory_stats()
-        if stats and "bytes_limit" in stats:
-            return int(stats["bytes_limit"]) - int(stats.get("bytes_in_use", 0))
+        every = [device.memory_stats() for device in jax.local_devices()[:n_devices]]
+        if all(stats and "bytes_limit" in stats for stats in every):
+            return n_devices * min(int(s["bytes_limit"]) - int(s.get("bytes_in_use", 0)) for s in every)
     except (RuntimeError, NotImplementedError):
         pass
     try:

@@ -29,6 +29,9 @@ Array = Any
 Params = Any  # a dict tree of arrays
 
 KERNEL = 3
+WHOLE_LINES = (
+    16  # a banded matrix has W/3 times the entries it needs: beyond this width it costs more than it saves
+)
 
 
 @dataclass(frozen=True)
@@ -84,13 +87,15 @@ def spec_for(config: Any, observation_shape: tuple[int, ...], n_actions: int) ->
         config.conv_features,
         config.layer_norm,
         getattr(config, "shared_trunk", True),
-        _precision(config.precision),
+        "bfloat16" if config.precision == "bfloat16" else "float32",
         getattr(config, "activation", "relu"),
     )
 
 
-def _precision(asked: str) -> Literal["float32", "bfloat16"]:
-    half = asked == "bfloat16" or (asked == "auto" and jax.default_backend() != "cpu")
+def precision(asked: str, observation_dtype: Any) -> Literal["float32", "bfloat16"]:
+    """What ``auto`` means: bfloat16 on an accelerator, for observations that it holds exactly (bits and bytes)."""
+    exact = np.dtype(observation_dtype) in (np.dtype(np.bool_), np.dtype(np.uint8))
+    half = asked == "bfloat16" or (asked == "auto" and exact and jax.default_backend() != "cpu")
     return "bfloat16" if half else "float32"
 
 
@@ -173,6 +178,9 @@ def _convolve(spec: NetworkSpec, layer: Params, x: Array) -> Array:
     """3x3 convolution without padding as one matrix product: (..., H, W, C) to (..., H-2, W-2, F)."""
     height, width, _ = spec.observation_shape
     rows, columns = height - KERNEL + 1, width - KERNEL + 1
+    if width > WHOLE_LINES:
+        shifts = [x[..., i : i + rows, j : j + columns, :] for i in range(KERNEL) for j in range(KERNEL)]
+        return _activate(spec, layer, _apply_dense(spec, layer, jnp.concatenate(shifts, axis=-1)))
     lines = x.reshape(*x.shape[:-3], height, -1)
     # Made once: otherwise bits are unpacked anew for each of the three copies.
     lines = jax.lax.optimization_barrier(lines)  # type: ignore[no-untyped-call]

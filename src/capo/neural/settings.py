@@ -119,7 +119,8 @@ class CommonSettings(Settings):
     layer_norm: bool = False
     """Normalise every layer's output before its activation."""
     precision: Precision = "float32"
-    """Number format of the matrix products (parameters are always float32); auto: bfloat16, but not on a CPU."""
+    """Number format of the matrix products (parameters are always float32). auto: bfloat16 on an accelerator, if
+    observations are bits or bytes; else float32."""
 
 
 @dataclass(frozen=True)
