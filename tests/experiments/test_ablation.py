@@ -161,7 +161,7 @@ def test_a_finished_chain_is_not_repeated(
     [
         (["--part", "chian"], "did you mean 'chain'"),
         (["--variants", "alpha1"], "did you mean 'alpha-1'"),
-        (["--part", "game", "--variants", "kl-paper"], "nothing to train"),
+        (["--part", "game", "--variants", "kl-paper"], "has these settings already"),
         (["--games", "brekout"], "did you mean 'breakout'"),
         (["--algos", "ppo"], "--algos is no option of ablation"),
     ],
