@@ -94,24 +94,35 @@ def matrix_limit(precision: str) -> float:
     return 2 * n**3 / best
 
 
-def measure(game: str, case: str, seconds: float, limits: dict[str, float]) -> dict[str, Any]:
-    """One row of the table."""
+def timed(learner: Any, state: Any, seconds: float, call: float) -> tuple[int, float, Any]:
+    """Iterations done in about ``seconds``, the seconds spent, and the last metrics.
+
+    Args:
+        state: used up.
+        call: seconds of one call: long enough to hide the call, short enough to stop in time.
+    """
     import jax
 
+    iterations, done, spent, metrics = 1, 0, 0.0, None
+    while spent < seconds:
+        begin = time.perf_counter()
+        state, metrics = learner.run(state, iterations)
+        jax.block_until_ready(state)
+        took = time.perf_counter() - begin
+        done, spent = done + iterations, spent + took
+        iterations = max(1, min(1000, round(iterations * call / took)))
+    return done, spent, metrics
+
+
+def measure(game: str, case: str, seconds: float, limits: dict[str, float]) -> dict[str, Any]:
+    """One row of the table."""
     learner = learner_of(game, case)
     seeds = learner.n_seeds
     compile_seconds = learner.compile()
     memory = learner.compiled_memory()
     state = learner.init(range(seeds))
     state, _ = learner.run(state, 2)
-    iterations, done, spent = 1, 0, 0.0
-    while spent < seconds:
-        begin = time.perf_counter()
-        state, _ = learner.run(state, iterations)
-        jax.block_until_ready(state)
-        took = time.perf_counter() - begin
-        done, spent = done + iterations, spent + took
-        iterations = max(1, min(1000, round(iterations * seconds / 4 / took)))
+    done, spent, _ = timed(learner, state, seconds, seconds / 4)
     updates = done * seeds * learner.updates_per_iteration
     precision = learner.network.precision
     if precision not in limits:

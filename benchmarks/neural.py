@@ -40,8 +40,7 @@ def resident_mb() -> float:
 
 def measure_capo(preset: str, seeds: int, settings: dict[str, str]) -> dict[str, Any]:
     """Frames/s of one preset on MinAtar Breakout."""
-    import jax
-    from gpu import operations  # beside this file
+    from gpu import operations, timed  # beside this file
 
     from capo.neural.config import override
     from capo.neural.config import preset as preset_of
@@ -53,15 +52,7 @@ def measure_capo(preset: str, seeds: int, settings: dict[str, str]) -> dict[str,
     before = resident_mb()
     state = learner.init(range(seeds))
     state, _ = learner.run(state, 1)
-    iterations, done, spent = 1, 0, 0.0
-    while spent < SECONDS:
-        begin = time.perf_counter()
-        state, metrics = learner.run(state, iterations)
-        jax.block_until_ready(state)
-        took = time.perf_counter() - begin
-        done, spent = done + iterations, spent + took
-        # Calls of about two seconds: long enough to hide the call, short enough to stop in time.
-        iterations = max(1, min(1000, round(iterations * 2 / took)))
+    done, spent, metrics = timed(learner, state, SECONDS, 2.0)
     updates = done * seeds * learner.updates_per_iteration
     flops = operations(learner)
     return {
@@ -83,19 +74,9 @@ def measure_capo(preset: str, seeds: int, settings: dict[str, str]) -> dict[str,
 
 def measure_matmul(dtype: str) -> dict[str, Any]:
     """GFLOP/s of a large matrix product: what the floor is computed from."""
-    import jax
-    import jax.numpy as jnp
+    from gpu import matrix_limit
 
-    n = 2048 if jax.default_backend() == "cpu" else 8192
-    a = jnp.ones((n, n), jnp.dtype(dtype))
-    product = jax.jit(lambda a: a @ a)
-    product(a).block_until_ready()
-    best = float("inf")
-    for _ in range(10):
-        begin = time.perf_counter()
-        product(a).block_until_ready()
-        best = min(best, time.perf_counter() - begin)
-    return {"case": f"matrix product {n}x{n} {dtype}", "gflop_per_second": round(2 * n**3 / best / 1e9)}
+    return {"case": f"large matrix product, {dtype}", "gflop_per_second": round(matrix_limit(dtype) / 1e9)}
 
 
 def measure_sb3(which: str) -> dict[str, Any]:

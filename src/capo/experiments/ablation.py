@@ -133,10 +133,10 @@ def run(
     """
     if part is not None and part not in PARTS:
         raise unknown_name("part", part, PARTS)
-    say = training.teller("ablation", progress)
+    say = minatar.teller("ablation", progress)
     own = {"games": games, "variants": variants, "frames": frames, "seeds": seeds, "preset": preset}
     training.refuse_with(part, "chain", **own)
-    plan = training.chosen_plan(QUICK if quick else PLAN, frames, seeds, preset)
+    plan = minatar.chosen_plan(QUICK if quick else PLAN, frames, seeds, preset)
     chosen = minatar.choose_games(games or [GAME])
     only = choose_variants(variants)
     jobs = [VariantJob(out, game, variant, plan) for game in chosen for variant in differing(game, plan, only)]
@@ -146,7 +146,7 @@ def run(
     elif part is None:
         say(f"the chain is finished already ({out / CHAIN_SUMMARY}; --part chain computes it again)")
     if part != "chain":
-        training.train_all(jobs, say, progress)
+        minatar.train_all(jobs, "trainings on MinAtar", say, progress)
 
 
 def choose_variants(given: Sequence[str] | None) -> list[str]:

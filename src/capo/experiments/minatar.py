@@ -81,23 +81,38 @@ def run(
         algos: each ``ALGORITHM`` or ``ALGORITHM:PRESET``; all five if none is given.
         preset: of those that name none.
     """
-    say: Say = (
-        (lambda text: print(f"minatar: {text}", file=sys.stderr, flush=True)) if progress else lambda _: None
-    )
-    start = QUICK if quick else Plan()
-    plan = replace(start, frames=frames or start.frames, seeds=seeds or start.seeds, preset=preset or start.preset)
+    say = teller("minatar", progress)
+    plan = chosen_plan(QUICK if quick else Plan(), frames, seeds, preset)
     chosen_games, chosen = choose_games(games), choose_kinds(algos, plan, say)
     jobs = [
         Job(out, game, algorithm, replace(plan, preset=own)) for game in chosen_games for algorithm, own in chosen
     ]
+    train_all(jobs, "of (game, algorithm, preset)", say, progress)
+
+
+def teller(experiment: str, progress: bool) -> Say:
+    """Prints lines on standard error, if ``progress`` is wanted."""
+    return (
+        (lambda text: print(f"{experiment}: {text}", file=sys.stderr, flush=True)) if progress else lambda _: None
+    )
+
+
+def chosen_plan(start: Plan, frames: int | None, seeds: int | None, preset: str | None) -> Plan:
+    """The plan with what the user gave."""
+    return replace(start, frames=frames or start.frames, seeds=seeds or start.seeds, preset=preset or start.preset)
+
+
+def train_all(jobs: Sequence[Job], what: str, say: Say, progress: bool) -> None:
+    """Train what is missing; ``what`` the jobs are, for the user."""
     todo = [job for job in jobs if job.missing()]  # also refuses results of other settings before any work
+    plan = jobs[0].plan
     say(
-        f"{len(jobs)} of (game, algorithm, preset), {plan.seeds} seeds of {plan.frames:,} frames each; "
+        f"{len(jobs)} {what}, {plan.seeds} seeds of {plan.frames:,} frames each; "
         f"{len(jobs) - len(todo)} finished already"
     )
     for index, job in enumerate(todo, 1):
-        seeds_left = ", ".join(map(str, job.missing()))
-        say(f"{index} of {len(todo)}: {job.algorithm} ({job.preset}) on {job.game}, seeds {seeds_left}")
+        seeds = ", ".join(map(str, job.missing()))
+        say(f"{index} of {len(todo)}: {job.title} on {job.game}, seeds {seeds}")
         try:
             job.finish(say, progress)
         except KeyboardInterrupt:
@@ -183,6 +198,11 @@ class Job:
     def __init__(self, out: Path, game: str, algorithm: str, plan: Plan) -> None:
         self.out, self.game, self.algorithm, self.plan = out, game, algorithm, plan
         self.env = environment(game)
+
+    @property
+    def title(self) -> str:
+        """For the user."""
+        return f"{self.algorithm} ({self.preset})"
 
     @property
     def file(self) -> Path:

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from capo.errors import CapoError, unknown_name
-from capo.experiments import noise_game, variants
+from capo.experiments import minatar, noise_game, variants
 from capo.experiments.common import groups, read_csv, read_json, text_table, write_csv
 from capo.files import write_json
 from capo.progress import Ticker
@@ -113,9 +113,9 @@ def run(
     """
     if part is not None and part not in PARTS:
         raise unknown_name("part", part, PARTS)
-    say = variants.teller("noise", progress)
+    say = minatar.teller("noise", progress)
     variants.refuse_with(part, "tabular", games=games, algos=algos, frames=frames, seeds=seeds, preset=preset)
-    plan = variants.chosen_plan(noise_game.QUICK if quick else noise_game.PLAN, frames, seeds, preset)
+    plan = minatar.chosen_plan(noise_game.QUICK if quick else noise_game.PLAN, frames, seeds, preset)
     jobs = noise_game.jobs(out, quick, games, algos, plan)
     variants.check(jobs)
     if part == "tabular" or (part is None and not _has_tabular(out, quick)):
@@ -123,7 +123,7 @@ def run(
     elif part is None:
         say(f"the tabular part is finished already (in {out}; --part tabular computes it again)")
     if part != "tabular":
-        variants.train_all(jobs, say, progress)
+        minatar.train_all(jobs, "trainings on MinAtar", say, progress)
 
 
 def _has_tabular(out: Path, quick: bool) -> bool:

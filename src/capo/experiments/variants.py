@@ -7,9 +7,8 @@ final returns; what is finished is not repeated, and what is half-finished goes 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +52,14 @@ class VariantJob(Job):
         super().__init__(out, game, variant.algorithm, plan)
         self.variant = variant
 
+    @property
+    def title(self) -> str:
+        return self.variant.title
+
+    def finish(self, say: Say, progress: bool) -> None:
+        super().finish(say, progress)
+        say(f"{self.title}: final return {np.mean(finals(folders.read_result(self.file))):.2f}")
+
     def _name(self) -> str:
         return f"{self.game}-{self.variant.name}"
 
@@ -65,7 +72,7 @@ class VariantJob(Job):
         return f"{self.game}-{self.variant.name}-{self.preset}-{self.plan.frames}-seeds-"
 
     def _more(self) -> dict[str, Any]:
-        return {"title": self.variant.title}
+        return {"title": self.title}
 
     def _settings(self) -> Mapping[str, Any]:
         return self.variant.settings
@@ -96,13 +103,6 @@ class VariantJob(Job):
         return {**super()._protocol(agent), "Rewards": rewards}
 
 
-def teller(experiment: str, progress: bool) -> Say:
-    """Prints lines on standard error, if ``progress`` is wanted."""
-    return (
-        (lambda text: print(f"{experiment}: {text}", file=sys.stderr, flush=True)) if progress else lambda _: None
-    )
-
-
 def check(jobs: Sequence[VariantJob]) -> None:
     """Raise what would stop the trainings later: an unknown preset, results of other settings in the way."""
     for job in jobs:
@@ -114,30 +114,6 @@ def refuse_with(part: str | None, short: str, **options: Any) -> None:
     given = [name for name, value in options.items() if value is not None]
     if part == short and given:
         raise CapoError(f"--{given[0]} is of the part game, and --part {short} leaves that out")
-
-
-def train_all(jobs: Sequence[VariantJob], say: Say, progress: bool) -> None:
-    """Train what is missing, and say what came out."""
-    todo = [job for job in jobs if job.missing()]  # also refuses results of other settings before any work
-    plan = jobs[0].plan
-    say(
-        f"{len(jobs)} trainings on MinAtar, {plan.seeds} seeds of {plan.frames:,} frames each; "
-        f"{len(jobs) - len(todo)} finished already"
-    )
-    for index, job in enumerate(todo, 1):
-        seeds = ", ".join(map(str, job.missing()))
-        say(f"{index} of {len(todo)}: {job.variant.title} on {job.game}, seeds {seeds}")
-        try:
-            job.finish(say, progress)
-        except KeyboardInterrupt:
-            say("stopped; nothing is lost: the same command goes on from here")
-            raise
-        say(f"{job.variant.title}: final return {np.mean(finals(folders.read_result(job.file))):.2f}")
-
-
-def chosen_plan(start: Plan, frames: int | None, seeds: int | None, preset: str | None) -> Plan:
-    """The plan with what the user gave."""
-    return replace(start, frames=frames or start.frames, seeds=seeds or start.seeds, preset=preset or start.preset)
 
 
 # --- reading it back ------------------------------------------------------------------------------------------
