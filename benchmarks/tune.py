@@ -1,0 +1,222 @@
+"""Try many settings of NCAPO side by side: every setting and seed is one "seed" of a single compiled program.
+
+    python benchmarks/tune.py --out results/tuning/NAME.json --games breakout asterix --frames 2.5e6 --seeds 2 \\
+        --base batch_size=32,gradient_steps=30 --settings - retrace_lambda=0.8 gamma=0.995,learning_rate=1e-3
+    python benchmarks/tune.py --out results/tuning/NAME.json --table     only the table of what is there
+
+--base changes a preset for all of them; each of --settings is compared on top of it (``-`` changes nothing). They
+may change numbers that enter the program as numbers: learning rate, discount, lambda, epsilon and so on (NUMBERS),
+and two that are no settings of NCAPO: ``replay_share``, the newest part of the replay that batches are drawn from,
+and ``advantage_power``, the power of |A| in its weight. Whatever changes a shape belongs to --base.
+
+A row has the mean return of the episodes of training in each quarter of the run, and of 32 whole episodes of each
+seed after it, with sampled actions and no epsilon. The table's score is the mean over games of the logarithm of
+both, against the first setting's: 0.1 is about 10 % better. Two or three seeds tell big effects from nothing, no
+more: report what you choose on other seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from capo import envs
+from capo.experiments.minatar import write_result
+from capo.neural import ncapo, replay
+from capo.neural.config import NCAPOConfig, override
+from capo.neural.loop import JittedLearner
+from capo.provenance import provenance
+
+GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
+EXTRA = {"replay_share": 1.0, "advantage_power": 1.0}
+NUMBERS = (
+    "critic_coefficient",
+    "entropy",
+    "epsilon_final",
+    "epsilon_fraction",
+    "epsilon_start",
+    "gamma",
+    "learning_rate",
+    "max_grad_norm",
+    "retrace_lambda",
+    "tau_q",
+    *EXTRA,
+)
+EPISODES = 32
+
+Array = Any
+Row = dict[str, Any]
+
+
+class Traced:
+    """A config some of whose numbers are traced values."""
+
+    def __init__(self, config: NCAPOConfig, numbers: dict[str, Array]) -> None:
+        self._config = config
+        self.__dict__ |= EXTRA | numbers
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._config, name)
+
+
+class SideBySide(JittedLearner):
+    """A learner whose seeds have settings of their own.
+
+    Args:
+        numbers: name to (K,) values, one a seed.
+    """
+
+    def __init__(self, env: Any, config: NCAPOConfig, numbers: dict[str, np.ndarray[Any, Any]]) -> None:
+        self._numbers = numbers
+        super().__init__(env, config, len(next(iter(numbers.values()))))
+        ncapo.replay.draw = self._draw  # type: ignore[attr-defined]
+        ncapo.actor_target = self._actor_target
+
+    def init(self, seeds: Any) -> Any:
+        state = super().init(seeds)
+        return replace(state, target=state.target | {"numbers": self._numbers})
+
+    def _iterate(self, state: Any, iteration: Array) -> Any:
+        numbers = state.target["numbers"]
+        self.algorithm.config = Traced(self.config, numbers)
+        state, metrics = super()._iterate(state, iteration)
+        self.algorithm.config = self.config
+        return replace(state, target=state.target | {"numbers": numbers}), metrics
+
+    def _draw(self, spec: replay.ReplaySpec, key: Array, iteration: Array, shape: tuple[int, ...]) -> Array:
+        """Like replay.draw, from the newest part of the replay."""
+        held = jnp.minimum(iteration + 1, spec.chunks)
+        share = jnp.ceil(spec.chunks * self.algorithm.config.replay_share)
+        newest = jnp.clip(share, 1, held).astype(jnp.int32)
+        age_key, env_key = jax.random.split(key)
+        age = jnp.minimum((jax.random.uniform(age_key, shape) * newest).astype(jnp.int32), newest - 1)
+        return (iteration - age) % spec.chunks * spec.n_envs + jax.random.randint(env_key, shape, 0, spec.n_envs)
+
+    def _actor_target(self, log_pi: Array, advantage: Array, config: Any) -> Array:
+        """Like ncapo.actor_target, with a power of |A|."""
+        size = jnp.abs(advantage)
+        weight = jnp.where(size > 0, (size + 1e-8) ** config.advantage_power, 0.0)
+        return ACTOR_TARGET(log_pi, jnp.sign(advantage) * weight, self.config)
+
+
+ACTOR_TARGET = ncapo.actor_target
+
+
+def changes(text: str) -> dict[str, str]:
+    """``a=1,b=2`` as a dictionary."""
+    return dict(pair.split("=", 1) for pair in text.split(",") if pair not in ("", "-"))
+
+
+def compare(game: str, options: argparse.Namespace) -> list[Row]:
+    """All settings on one game."""
+    env = envs.make(f"minatar-{game}")
+    config = NCAPOConfig.preset(options.preset, env.name)
+    config = override(config, {"horizon": str(options.frames)} | changes(options.base))
+    settings = [changes(text) for text in options.settings]
+    unknown = {name for setting in settings for name in setting} - set(NUMBERS)
+    if unknown:
+        raise SystemExit(
+            f"not a number of the program: {', '.join(sorted(unknown))}; there are {', '.join(NUMBERS)}"
+        )
+
+    def column(name: str) -> np.ndarray[Any, Any]:
+        usual = EXTRA.get(name, getattr(config, name, None))
+        return np.repeat([np.float32(setting.get(name, usual)) for setting in settings], options.seeds)
+
+    used = sorted({name for setting in settings for name in setting} | {"learning_rate"})
+    learner = SideBySide(env, config, {name: column(name) for name in used})
+    seeds = list(range(options.first_seed, options.first_seed + options.seeds)) * len(settings)
+    compile_seconds = learner.compile()
+    print(f"{game}: compiled in {compile_seconds:.0f} s", file=sys.stderr, flush=True)
+    state = learner.init(seeds)
+    iterations, quarters, begin = options.frames // learner.frames_per_iteration, [], time.perf_counter()
+    for quarter in range(4):
+        count = iterations * (quarter + 1) // 4 - iterations * quarter // 4
+        state, metrics = learner.run(state, count)
+        episodes = metrics["episodes"]
+        total = np.nansum(np.nan_to_num(metrics["episode_return"]) * episodes, axis=0)
+        quarters.append(total / np.maximum(episodes.sum(axis=0), 1))
+        spent = time.perf_counter() - begin
+        best = quarters[-1].reshape(len(settings), -1).mean(axis=1).max()
+        print(f"{game}: quarter {quarter + 1}, {spent:.0f} s, best {best:.2f}", file=sys.stderr, flush=True)
+    keys = jnp.stack([jax.random.PRNGKey(9000 + seed) for seed in seeds])
+    returns = learner.evaluate_all(state, keys, EPISODES).mean(axis=1)
+
+    def row(index: int) -> Row:
+        own = slice(index * options.seeds, (index + 1) * options.seeds)
+        return {
+            "game": game,
+            "preset": options.preset,
+            "base": options.base,
+            "setting": options.settings[index],
+            "frames": options.frames,
+            "seeds": seeds[own],
+            "training_return_by_quarter": [round(float(q[own].mean()), 2) for q in quarters],
+            "evaluation_by_seed": [round(float(x), 2) for x in returns[own]],
+        }
+
+    about = {"training_seconds": round(spent, 1), "made_by": provenance()}
+    return [row(index) | (about if index == 0 else {}) for index in range(len(settings))]
+
+
+def table(rows: list[Row]) -> str:
+    """Settings from best to worst: the score, and in each game the last quarter's return and the evaluation."""
+    games = list(dict.fromkeys(row["game"] for row in rows))
+    found: dict[tuple[str, str], dict[str, Row]] = {}
+    for row in rows:
+        base = " ".join(part for part in (row["preset"], row["base"]) if part)
+        found.setdefault((base, row["setting"]), {})[row["game"]] = row
+    first = next(iter(found.values()))
+
+    def pair(row: Row) -> tuple[float, float]:
+        return row["training_return_by_quarter"][-1], float(np.mean(row["evaluation_by_seed"]))
+
+    def score(own: dict[str, Row]) -> float:
+        logs = [
+            math.log(max(mine, 0.01) / max(theirs, 0.01))
+            for game in own
+            if game in first
+            for mine, theirs in zip(pair(own[game]), pair(first[game]), strict=True)
+        ]
+        return sum(logs) / len(logs) if logs else math.nan
+
+    lines = ["| score | base | setting | " + " | ".join(games) + " |", "|---" * (3 + len(games)) + "|"]
+    for (base, setting), own in sorted(found.items(), key=lambda item: -score(item[1])):
+        cells = ("{:.1f}, {:.1f}".format(*pair(own[game])) if game in own else "-" for game in games)
+        lines.append(f"| {score(own):+.2f} | {base} | {setting} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="JSON file, completed if it is there")
+    parser.add_argument("--games", nargs="+", default=GAMES, choices=GAMES)
+    parser.add_argument("--preset", default="default", help="of NCAPO")
+    parser.add_argument("--base", default="", help="changes to the preset for all settings")
+    parser.add_argument("--settings", nargs="+", default=["-"], help="changes on top, each compared")
+    parser.add_argument("--frames", type=float, default=2.5e6, help="of each run, and horizon of its schedules")
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--first-seed", type=int, default=1000)
+    parser.add_argument("--table", action="store_true", help="run nothing")
+    options = parser.parse_args()
+    options.frames = int(options.frames)
+    rows: list[Row] = json.loads(options.out.read_text())["rows"] if options.out.exists() else []
+    for game in () if options.table else options.games:
+        rows += compare(game, options)
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        write_result(options.out, {"rows": rows})
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()
