@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from capo.envs import seaquest
 from capo.envs.protocol import Array, PyTree
 from capo.envs.straight import straight
 from capo.errors import CapoError
@@ -15,6 +16,8 @@ GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
 # Games that are faster on an accelerator with their loops written out, and the most turns of a loop whose end is
 # not known beforehand: Space Invaders searches ten columns and rows.
 LOOP_TURNS = {"minatar-asterix": 0, "minatar-space_invaders": 10}
+# Games with a step of our own on every device: without loops, and the same to the bit as pgx's.
+STEPS = {"minatar-seaquest": seaquest.step}
 NAMES = tuple(f"minatar-{game}" for game in GAMES)
 
 
@@ -34,6 +37,7 @@ class MinAtar:
             raise CapoError(f"{name!r} needs the extra 'minatar': pip install 'capo-rl[minatar]'") from error
         self.name = name
         self._game = pgx.make(name)
+        self._play = STEPS.get(name, self._game.step)
         self.n_actions = int(self._game.num_actions)
         self.observation_shape = tuple(int(n) for n in self._game.observation_shape)
         self.observation_dtype = np.dtype(np.bool_)
@@ -47,5 +51,5 @@ class MinAtar:
         return state, state.observation
 
     def step(self, key: Array, env_state: PyTree, action: Array) -> tuple[PyTree, Array, Array, Array, Array]:
-        state: Any = self._game.step(env_state, action, key)
+        state: Any = self._play(env_state, action, key)
         return state, state.observation, state.rewards[0], state.terminated, state.truncated
