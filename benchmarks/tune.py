@@ -43,7 +43,6 @@ NUMBERS = (
     "critic_coefficient",
     "entropy",
     "epsilon_final",
-    "epsilon_fraction",
     "epsilon_start",
     "gamma",
     "learning_rate",

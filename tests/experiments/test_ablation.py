@@ -18,11 +18,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from tiny_agents import FRAMES, TinyNCAPO, compiled_once
+from tiny_agents import FRAMES, TinyNCAPO, compiled_once, tiny_settings
 
 from capo import CapoError
 from capo.cli import main
-from capo.experiments import ablation, minatar
+from capo.experiments import ablation, minatar, variants
 from capo.experiments import batch_neural as bn
 from capo.experiments.common import read_csv
 from capo.experiments.minatar import EvaluationLog, Plan
@@ -36,6 +36,7 @@ NAMES = ("base", "alpha-1")
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[type[TinyNCAPO]]:
     monkeypatch.setattr(agents, "ALGORITHMS", {"ncapo": TinyNCAPO})
+    monkeypatch.setattr(variants.VariantJob, "_settings", tiny_settings)
     monkeypatch.setattr(minatar, "environment", lambda _: "probe-both")
     monkeypatch.setattr(ablation, "QUICK", Plan(FRAMES, 2, "cpu", 4, 5, 5, quick=True))
     monkeypatch.setattr(ablation, "QUICK_VARIANTS", NAMES)

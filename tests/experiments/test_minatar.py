@@ -42,9 +42,6 @@ class Tiny(agents.NCAPO):
 
     learned = 0
 
-    def __init__(self, env: Any, preset: str = "default", **settings: Any) -> None:
-        super().__init__(env, preset, **(TINY | settings))
-
     def learn(self, frames: int, **options: Any) -> Any:
         type(self).learned += frames * len(self.seeds)
         return super().learn(frames, **options)
@@ -54,6 +51,7 @@ class Tiny(agents.NCAPO):
 def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[type[Tiny]]:
     monkeypatch.setattr(agents, "ALGORITHMS", {"ncapo": Tiny})
     monkeypatch.setattr(minatar, "environment", lambda _: "probe-both")
+    monkeypatch.setattr(minatar.Job, "_settings", lambda _: TINY)
     monkeypatch.setattr(minatar, "QUICK", Plan(640, 2, "cpu", 4, 5, 7, quick=True))
     monkeypatch.setattr(Tiny, "learned", 0)
     cache = {
@@ -74,7 +72,7 @@ def quick(out: Path, *more: str) -> int:
 
 
 def test_a_quick_run_leaves_results_table_and_figure(
-    tiny: type[Tiny], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny: type[Tiny], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert quick(tmp_path) == 0
     shown = capsys.readouterr()
@@ -108,6 +106,10 @@ def test_a_quick_run_leaves_results_table_and_figure(
     capsys.readouterr()
     assert quick(tmp_path, "--frames", "1280") == 2
     assert "frames 640, not 1280" in capsys.readouterr().err
+    # Nor do those of a preset that has changed since.
+    monkeypatch.setattr(minatar.Job, "_settings", lambda _: TINY | {"gamma": 0.5})
+    assert quick(tmp_path) == 2
+    assert "holds results of other settings (gamma 0.99, not 0.5)" in capsys.readouterr().err
 
 
 def test_an_interrupted_run_goes_on_to_the_same_end(

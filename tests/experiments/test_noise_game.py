@@ -17,13 +17,13 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from tiny_agents import FRAMES, TinyNCAPO, TinyPPO, compiled_once
+from tiny_agents import FRAMES, TinyNCAPO, compiled_once, tiny_settings
 
 from capo import CapoError, envs
 from capo.cli import main
 from capo.envs.noise import NoisyReward
 from capo.envs.protocol import check_jitted
-from capo.experiments import minatar, noise_game
+from capo.experiments import minatar, noise_game, variants
 from capo.experiments.minatar import EvaluationLog, Plan
 from capo.neural import agent as agents
 
@@ -61,7 +61,8 @@ def quick(out: Path, *more: str) -> int:
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    monkeypatch.setattr(agents, "ALGORITHMS", {"ncapo": TinyNCAPO, "ppo": TinyPPO})
+    monkeypatch.setattr(agents, "ALGORITHMS", {"ncapo": TinyNCAPO, "ppo": agents.PPO})
+    monkeypatch.setattr(variants.VariantJob, "_settings", tiny_settings)
     monkeypatch.setattr(minatar, "environment", lambda _: "probe-both")
     monkeypatch.setattr(noise_game, "QUICK", Plan(FRAMES, 2, "cpu", 4, 5, 5, quick=True))
     with compiled_once(tmp_path_factory.getbasetemp() / "noise-jax-cache"):

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from capo.experiments.variants import VariantJob
 from capo.neural import agent as agents
 
 FRAMES = 640
@@ -39,16 +40,12 @@ class TinyNCAPO(agents.NCAPO):
 
     learned = 0
 
-    def __init__(self, env: Any, preset: str = "default", **settings: Any) -> None:
-        super().__init__(env, preset, **(TINY | OFF_POLICY | settings))
-
     def learn(self, frames: int, **options: Any) -> Any:
         type(self).learned += frames * len(self.seeds)
         return super().learn(frames, **options)
 
 
-class TinyPPO(agents.PPO):
-    """PPO with small batches."""
-
-    def __init__(self, env: Any, preset: str = "default", **settings: Any) -> None:
-        super().__init__(env, preset, **(TINY | {"batch_size": 16, "epochs": 2} | settings))
+def tiny_settings(job: VariantJob) -> dict[str, Any]:
+    """For ``VariantJob._settings``: small networks and batches."""
+    own = OFF_POLICY if job.algorithm == "ncapo" else {"batch_size": 16, "epochs": 2}
+    return TINY | own | dict(job.variant.settings)

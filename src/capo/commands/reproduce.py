@@ -29,9 +29,9 @@ EXPERIMENTS: dict[str, tuple[str, str]] = {
 }
 # Options that only some experiments take: those with trainings on MinAtar.
 _OWN_OPTIONS = {
-    "minatar": ("games", "algos", "frames", "seeds", "preset"),
-    "noise": ("part", "games", "algos", "frames", "seeds", "preset"),
-    "ablation": ("part", "games", "variants", "frames", "seeds", "preset"),
+    "minatar": ("games", "algos", "frames", "seeds", "preset", "workers"),
+    "noise": ("part", "games", "algos", "frames", "seeds", "preset", "workers"),
+    "ablation": ("part", "games", "variants", "frames", "seeds", "preset", "workers"),
 }
 _EXAMPLES = """\
 examples:
@@ -41,6 +41,7 @@ examples:
   capo reproduce minatar --quick --games breakout
   capo reproduce minatar --games breakout asterix --algos ncapo ppo --frames 1e6 --seeds 5
   capo reproduce minatar --algos ncapo:official ncapo:default ppo    two presets of one algorithm, in one figure
+  capo reproduce minatar --workers 3     three trainings at a time on one GPU
   capo reproduce ablation --part chain   one part alone; the other one is --part game
 
 Every experiment writes its data first (CSV and JSON, with settings, seeds, versions and commit), then prints its
@@ -99,6 +100,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="of the ablation's part on a game: base, alpha-1, kl-reverse ... (default: all)",
     )
     own.add_argument("--preset", metavar="P", help="settings of the algorithms that name none (default: default)")
+    own.add_argument(
+        "--workers",
+        type=positive_integer,
+        metavar="N",
+        help="trainings at a time, each a process of its own: ends sooner on a GPU, whose memory they share "
+        "(default: 1)",
+    )
     own.add_argument(
         "--part", metavar="PART", help="noise: tabular or game; ablation: chain or game (default: both parts)"
     )

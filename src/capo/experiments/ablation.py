@@ -74,7 +74,7 @@ VARIANTS: tuple[Variant, ...] = (
     Variant("entropy-0.01", "entropy bonus 0.01", {"entropy": 0.01}),
 )
 QUICK_VARIANTS = ("base", "alpha-1", "kl-reverse")
-PLAN = Plan(frames=2_000_000, seeds=8, evaluations=10, episodes=100)  # as many as at the end: one program for both
+PLAN = Plan(frames=2_000_000, seeds=8, evaluations=10)
 QUICK = Plan(frames=10_000, seeds=2, preset="cpu", evaluations=4, episodes=10, final_episodes=10, quick=True)
 QUICK_NOTE = "QUICK run: a few variants, far too few frames, seeds and runs to conclude anything."
 
@@ -125,6 +125,7 @@ def run(
     frames: int | None = None,
     seeds: int | None = None,
     preset: str | None = None,
+    workers: int | None = None,
 ) -> None:
     """Compute what is missing of both parts, or of the one that is asked for, and write its files into ``out``.
 
@@ -134,7 +135,14 @@ def run(
     if part is not None and part not in PARTS:
         raise unknown_name("part", part, PARTS)
     say = minatar.teller("ablation", progress)
-    own = {"games": games, "variants": variants, "frames": frames, "seeds": seeds, "preset": preset}
+    own = {
+        "games": games,
+        "variants": variants,
+        "frames": frames,
+        "seeds": seeds,
+        "preset": preset,
+        "workers": workers,
+    }
     training.refuse_with(part, "chain", **own)
     plan = minatar.chosen_plan(QUICK if quick else PLAN, frames, seeds, preset)
     chosen = minatar.choose_games(games or [GAME])
@@ -146,7 +154,7 @@ def run(
     elif part is None:
         say(f"the chain is finished already ({out / CHAIN_SUMMARY}; --part chain computes it again)")
     if part != "chain":
-        minatar.train_all(jobs, "trainings on MinAtar", say, progress)
+        minatar.train_all(jobs, "trainings on MinAtar", say, progress, workers or 1)
 
 
 def choose_variants(given: Sequence[str] | None) -> list[str]:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from capo.errors import CapoError, unknown_name
+from capo.experiments import side_by_side
 from capo.experiments.common import text_table
 from capo.files import prepare_folder, write_atomically
 from capo.report import figures, folders, paper, statistics
@@ -53,12 +54,11 @@ class Plan:
     seeds: int = 10
     preset: str = "default"
     evaluations: int = 20  # on the way, evenly
-    episodes: int = 30  # of each of those; the paper's
-    final_episodes: int = 100
+    episodes: int = 100  # of each of those
+    final_episodes: int = 100  # as many: one program for both
     quick: bool = False
 
 
-# The same episodes for all evaluations: most of the time of so short a run is compiling.
 QUICK = Plan(frames=10_000, seeds=2, preset="cpu", evaluations=4, episodes=10, final_episodes=10, quick=True)
 
 QUICK_NOTE = "QUICK run: far too few frames and seeds to compare with the paper."
@@ -74,12 +74,14 @@ def run(
     frames: int | None = None,
     seeds: int | None = None,
     preset: str | None = None,
+    workers: int = 1,
 ) -> None:
     """Train what is missing and write the results files into ``out``.
 
     Args:
         algos: each ``ALGORITHM`` or ``ALGORITHM:PRESET``; all five if none is given.
         preset: of those that name none.
+        workers: trainings at a time.
     """
     say = teller("minatar", progress)
     plan = chosen_plan(QUICK if quick else Plan(), frames, seeds, preset)
@@ -87,7 +89,7 @@ def run(
     jobs = [
         Job(out, game, algorithm, replace(plan, preset=own)) for game in chosen_games for algorithm, own in chosen
     ]
-    train_all(jobs, "of (game, algorithm, preset)", say, progress)
+    train_all(jobs, "of (game, algorithm, preset)", say, progress, workers)
 
 
 def teller(experiment: str, progress: bool) -> Say:
@@ -102,22 +104,25 @@ def chosen_plan(start: Plan, frames: int | None, seeds: int | None, preset: str 
     return replace(start, frames=frames or start.frames, seeds=seeds or start.seeds, preset=preset or start.preset)
 
 
-def train_all(jobs: Sequence[Job], what: str, say: Say, progress: bool) -> None:
-    """Train what is missing; ``what`` the jobs are, for the user."""
+def train_all(jobs: Sequence[Job], what: str, say: Say, progress: bool, workers: int = 1) -> None:
+    """Train what is missing, ``workers`` at a time; ``what`` the jobs are, for the user."""
     todo = [job for job in jobs if job.missing()]  # also refuses results of other settings before any work
     plan = jobs[0].plan
     say(
         f"{len(jobs)} {what}, {plan.seeds} seeds of {plan.frames:,} frames each; "
         f"{len(jobs) - len(todo)} finished already"
     )
-    for index, job in enumerate(todo, 1):
-        seeds = ", ".join(map(str, job.missing()))
-        say(f"{index} of {len(todo)}: {job.title} on {job.game}, seeds {seeds}")
-        try:
+    try:
+        if workers > 1:
+            side_by_side.finish_all(todo, workers, say)
+            return
+        for index, job in enumerate(todo, 1):
+            seeds = ", ".join(map(str, job.missing()))
+            say(f"{index} of {len(todo)}: {job.title} on {job.game}, seeds {seeds}")
             job.finish(say, progress)
-        except KeyboardInterrupt:
-            say("stopped; nothing is lost: the same command goes on from here")
-            raise
+    except KeyboardInterrupt:
+        say("stopped; nothing is lost: the same command goes on from here")
+        raise
 
 
 def choose_games(given: Sequence[str] | None) -> list[str]:
@@ -205,6 +210,11 @@ class Job:
         return f"{self.algorithm} ({self.preset})"
 
     @property
+    def label(self) -> str:
+        """The name of its files."""
+        return self._name()
+
+    @property
     def file(self) -> Path:
         """The results file."""
         return self.out / f"{self._name()}.json"
@@ -223,16 +233,18 @@ class Job:
 
     def _stored(self) -> dict[str, Any]:
         """The results file; empty if there is none, or if it is damaged (the runs' folders can make it again)."""
-        wanted = self._what()
+        wanted, config = self._what(), self._config()
         try:
             folders.read_result(self.file)
         except folders.Unreadable:
             return {}
         stored: dict[str, Any] = json.loads(self.file.read_text())
+        then = {key: value for key, value in stored.get("config", {}).items() if key in config}
         other = [
-            f"{key} {stored.get(key)!r}, not {value!r}"
-            for key, value in wanted.items()
-            if stored.get(key) != value
+            f"{key} {old.get(key)!r}, not {value!r}"
+            for old, new in ((stored, wanted), (then, {key: config[key] for key in then}))
+            for key, value in new.items()
+            if old.get(key) != value
         ]
         if other:
             raise CapoError(
@@ -243,6 +255,16 @@ class Job:
     def _what(self) -> dict[str, Any]:
         """What has to be the same for seeds to be put together."""
         return {"env": self.env, "algorithm": self.algorithm, "preset": self.preset, "frames": self.plan.frames}
+
+    def _config(self) -> dict[str, Any]:
+        """The settings that a training would have now; its schedules' length is the plan's."""
+        from capo.neural import algorithms
+        from capo.neural.settings import override
+
+        config = algorithms.by_name(self.algorithm).Config.preset(self.preset, self.env)
+        settings = override(config, self._settings()).to_dict()
+        del settings["horizon"]
+        return settings
 
     @cached_property
     def preset(self) -> str:

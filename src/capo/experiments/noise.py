@@ -106,6 +106,7 @@ def run(
     frames: int | None = None,
     seeds: int | None = None,
     preset: str | None = None,
+    workers: int | None = None,
 ) -> None:
     """Compute what is missing of both parts, or of the one that is asked for, and write its files into ``out``.
 
@@ -114,7 +115,8 @@ def run(
     if part is not None and part not in PARTS:
         raise unknown_name("part", part, PARTS)
     say = minatar.teller("noise", progress)
-    variants.refuse_with(part, "tabular", games=games, algos=algos, frames=frames, seeds=seeds, preset=preset)
+    own = {"games": games, "algos": algos, "frames": frames, "seeds": seeds, "preset": preset, "workers": workers}
+    variants.refuse_with(part, "tabular", **own)
     plan = minatar.chosen_plan(noise_game.QUICK if quick else noise_game.PLAN, frames, seeds, preset)
     jobs = noise_game.jobs(out, quick, games, algos, plan)
     variants.check(jobs)
@@ -123,7 +125,7 @@ def run(
     elif part is None:
         say(f"the tabular part is finished already (in {out}; --part tabular computes it again)")
     if part != "tabular":
-        minatar.train_all(jobs, "trainings on MinAtar", say, progress)
+        minatar.train_all(jobs, "trainings on MinAtar", say, progress, workers or 1)
 
 
 def _has_tabular(out: Path, quick: bool) -> bool:

@@ -30,7 +30,7 @@ LEARNERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "ppo": ("PPO", "ppo", {}),
 }
 POSTER = {"ncapo": {0.0: 42, 3.0: 42, 10.0: 24}, "ppo": {0.0: 33, 3.0: 24, 10.0: 7}}  # Breakout, 10 M steps
-PLAN = Plan(episodes=100)  # as many as at the end: one program for both
+PLAN = Plan()
 QUICK = Plan(frames=10_000, seeds=2, preset="cpu", evaluations=4, episodes=10, final_episodes=10, quick=True)
 QUICK_LEVELS, QUICK_LEARNERS = (0.0, 10.0), ("ncapo", "ppo")
 QUICK_NOTE = "QUICK run of the game: far too few frames and seeds to conclude anything."

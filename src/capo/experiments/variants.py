@@ -90,7 +90,7 @@ class VariantJob(Job):
         """The agent on the game as it is: itself, or a twin that shares its states but not its noisy game."""
         if not self.variant.reward_noise:
             return agent
-        twin = type(agent)(self.env, self.preset, seeds=agent.seeds, **self.variant.settings)
+        twin = type(agent)(self.env, self.preset, seeds=agent.seeds, **self._settings())
         twin._ready().parts = agent._ready().parts
         return twin
 

@@ -124,17 +124,20 @@ _OFFICIAL = dataclasses.replace(
 )
 
 # What worked best on MinAtar: LayerNorm, |A| as a weight (normalised, or it is lost beside the critic in the
-# shared trunk), a little entropy, one trunk.
+# shared trunk), a little entropy, one trunk; many small batches rather than a few large ones, a lambda below 1 and
+# little exploration in the end (results/tuning).
 _DEFAULT = NCAPOConfig(
     n_envs=40,
     rollout_length=20,
-    batch_size=256,
-    gradient_steps=8,
+    batch_size=32,
+    gradient_steps=30,
     replay_rollouts=6400,
     gamma=0.99,
-    learning_rate=5e-4,
+    retrace_lambda=0.8,
+    learning_rate=1e-3,
     learning_rate_schedule="linear",
     max_grad_norm=0.8,
+    epsilon_final=0.01,
     network="auto",
     width=128,
     layer_norm=True,
@@ -152,7 +155,8 @@ _CPU = dataclasses.replace(
     rollout_length=8,
     batch_size=64,
     gradient_steps=4,
-    replay_rollouts=4096,
+    replay_rollouts=1600,
+    retrace_lambda=0.9,
     network="mlp",
 )
 
@@ -164,7 +168,8 @@ _VECTOR = dataclasses.replace(
     batch_size=32,
     gradient_steps=8,
     replay_rollouts=1024,
-    learning_rate=1e-3,
+    retrace_lambda=1.0,
+    epsilon_final=0.05,
     network="auto",
     width=64,
     layer_norm=False,

@@ -1,0 +1,122 @@
+"""Several trainings at a time, each in a process of its own.
+
+Ten seeds of a small network do not fill a GPU: two or three trainings beside each other end sooner than one after
+another. On a processor they only share its cores.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import wait
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import Protocol
+
+from capo.errors import CapoError
+from capo.files import prepare_folder
+
+SHOW_EVERY = 30.0  # seconds between two looks at all of them
+
+Say = Callable[[str], None]
+
+
+class Training(Protocol):
+    """What can be done in a process of its own; has to survive being pickled."""
+
+    @property
+    def out(self) -> Path: ...
+    @property
+    def label(self) -> str: ...
+    def finish(self, say: Say, progress: bool) -> None: ...
+
+
+class Running:
+    """One training in its process; what it says goes to a log file."""
+
+    def __init__(self, job: Training) -> None:
+        self.job, self.began = job, time.monotonic()
+        self.log = prepare_folder(job.out / "logs") / f"{job.label}.log"
+        self.process = _spawn(job, self.log)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.began
+
+    def last_line(self) -> str:
+        """The newest line of its log."""
+        lines = self.log.read_text(errors="replace").split("\n") if self.log.exists() else []
+        return next((line.strip() for line in reversed(lines) if line.strip()), "starting")
+
+
+def finish_all(jobs: Sequence[Training], workers: int, say: Say) -> None:
+    """Finish all jobs, ``workers`` at a time, in their order.
+
+    A job that fails does not stop the others. Interrupted, all of them stop at their next log point.
+
+    Raises:
+        CapoError: at the end, if some failed.
+    """
+    waiting, failed = deque(jobs), []
+    running: list[Running] = []
+    shown = time.monotonic()
+    try:
+        while waiting or running:
+            while waiting and len(running) < workers:
+                running.append(Running(waiting.popleft()))
+                say(f"{running[-1].job.label}: started, log in {running[-1].log}")
+            wait([one.process.sentinel for one in running], timeout=SHOW_EVERY)
+            for one in [one for one in running if one.process.exitcode is not None]:
+                running.remove(one)
+                ended = "finished" if one.process.exitcode == 0 else "FAILED"
+                say(f"{one.job.label}: {ended} after {one.seconds:.0f} s; {len(waiting) + len(running)} left")
+                if one.process.exitcode != 0:
+                    say(f"{one.job.label}: {one.last_line()}")
+                    failed.append(one)
+            if time.monotonic() - shown >= SHOW_EVERY:
+                shown = time.monotonic()
+                for one in running:
+                    say(f"{one.job.label}: {one.last_line()}")
+    except KeyboardInterrupt:
+        _stop(running)
+        raise
+    if failed:
+        logs = ", ".join(str(one.log) for one in failed)
+        raise CapoError(f"{len(failed)} of {len(jobs)} trainings failed; see {logs}")
+
+
+def _spawn(job: Training, log: Path) -> SpawnProcess:
+    # Every program would otherwise take three quarters of a GPU's memory for itself; the child inherits this.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    process = multiprocessing.get_context("spawn").Process(target=_work, args=(job, log))
+    process.start()
+    return process
+
+
+def _work(job: Training, log: Path) -> None:
+    """What a process does."""
+    if hasattr(os, "setsid"):
+        os.setsid()  # a Ctrl-C is the parent's, which passes it on once
+    with log.open("a") as file:
+        os.dup2(file.fileno(), sys.stdout.fileno())
+        os.dup2(file.fileno(), sys.stderr.fileno())
+    try:
+        job.finish(lambda text: print(text, file=sys.stderr, flush=True), progress=True)
+    except CapoError as error:
+        print(f"capo: {error}", file=sys.stderr, flush=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+
+
+def _stop(running: Sequence[Running]) -> None:
+    for one in running:
+        if one.process.pid is not None and one.process.exitcode is None:
+            os.kill(one.process.pid, signal.SIGINT)
+    for one in running:
+        one.process.join()

@@ -1,0 +1,75 @@
+"""Trainings in processes of their own: order, logs, failures, and being stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from capo import CapoError
+from capo.experiments import side_by_side
+
+
+@dataclass
+class Job:
+    """Says something, waits, and leaves a file; or fails."""
+
+    out: Path
+    label: str
+    seconds: float = 0.0
+    error: str = ""
+
+    def finish(self, say: Callable[[str], None], progress: bool) -> None:
+        assert progress
+        say(f"this is {self.label}")
+        (self.out / f"{self.label}.began").write_text(str(time.time()))
+        if self.error:
+            raise CapoError(self.error)
+        time.sleep(self.seconds)
+        (self.out / f"{self.label}.ended").write_text(str(time.time()))
+
+
+def at(folder: Path, name: str) -> float:
+    return float((folder / name).read_text())
+
+
+def test_so_many_at_a_time_and_a_log_each(tmp_path: Path) -> None:
+    said: list[str] = []
+    side_by_side.finish_all([Job(tmp_path, name, 1.0) for name in "abc"], 2, said.append)
+    first_end = min(at(tmp_path, "a.ended"), at(tmp_path, "b.ended"))
+    assert max(at(tmp_path, "a.began"), at(tmp_path, "b.began")) < first_end, "two at a time"
+    assert at(tmp_path, "c.began") > first_end, "not three"
+    for name in "abc":
+        assert (tmp_path / "logs" / f"{name}.log").read_text() == f"this is {name}\n"
+    assert sum("finished" in line for line in said) == 3
+    assert said[-1].endswith("0 left")
+
+
+def test_a_failure_does_not_stop_the_others(tmp_path: Path) -> None:
+    said: list[str] = []
+    jobs = [Job(tmp_path, "bad", error="no such thing"), Job(tmp_path, "good")]
+    with pytest.raises(CapoError, match=r"1 of 2 trainings failed; see .*bad\.log"):
+        side_by_side.finish_all(jobs, 1, said.append)
+    assert (tmp_path / "good.ended").exists()
+    assert "bad: capo: no such thing" in said
+
+
+def test_an_interrupt_is_passed_on(tmp_path: Path) -> None:
+    def interrupt() -> None:
+        while not (tmp_path / "long.began").exists():
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    began = time.time()
+    with pytest.raises(KeyboardInterrupt):
+        side_by_side.finish_all([Job(tmp_path, "long", 60.0), Job(tmp_path, "next")], 1, lambda _: None)
+    assert time.time() - began < 30
+    assert not (tmp_path / "long.ended").exists()
+    assert not (tmp_path / "next.began").exists()
