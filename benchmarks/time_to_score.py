@@ -14,7 +14,7 @@ The peers play the original minatar package through Gymnasium. Both versions of 
 (0.1), the minimal action set and no time limit.
 
 The clock starts with the process, so imports and compiling count on both sides; it stands still during
-evaluations. These are due every 2 s of training or 5 % of the time so far, whichever is longer, and happen at
+evaluations. These are due every second of training or 5 % of the time so far, whichever is longer, and happen at
 the next log point (ncapo, 10,000 frames) or after the next update (peers). A score is reached at the first
 evaluation whose mean over 100 whole episodes is at least that: with sampled actions and no epsilon for NCAPO and
 PPO, with greedy ones for DQN, which has no other policy.
@@ -48,7 +48,7 @@ from typing import Any
 PGX, ORIGINAL = "minatar-breakout", "MinAtar/Breakout-v1"
 OURS, PEERS = "ncapo", ("sb3-ppo", "sb3-dqn")
 CASES = (OURS, *PEERS, "sb3-dqn-1env")
-LEAST_SECONDS, LEAST_FRACTION = 2.0, 0.05  # between two evaluations
+LEAST_SECONDS, LEAST_FRACTION = 1.0, 0.05  # between two evaluations
 EPISODE_LIMIT = 10_000  # a greedy policy may keep the ball in play for ever without a point
 BEYOND = 100  # a peer's learn() is asked for so many horizons: the clock ends it
 
