@@ -345,6 +345,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="JSON file, completed if it is there")
     parser.add_argument("--cases", nargs="*", default=[OURS, *PEERS], choices=CASES)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--targets", nargs="*", type=float, default=[8.0, 20.0], help="returns to reach")
     parser.add_argument("--frames", type=float, default=5e6, help="horizon of the schedules, end of NCAPO's run")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds of training of any run")
@@ -364,7 +365,7 @@ def main() -> None:
         print(table(stored["rows"], stored["protocol"]["targets"]))
         return
     results = Results(options.out, protocol(options))
-    todo = [(case, seed) for seed in range(options.seeds) for case in options.cases]
+    todo = [(case, options.first_seed + i) for i in range(options.seeds) for case in options.cases]
     failed = False
     for case, seed in todo:
         if results.has(case=case, seed=seed):

@@ -81,8 +81,8 @@ class SideBySide(JittedLearner):
         ncapo.replay.draw = self._draw  # type: ignore[attr-defined]
         ncapo.actor_target = self._actor_target
 
-    def init(self, seeds: Any) -> Any:
-        state = super().init(seeds)
+    def _begin(self, params: Any, keys: Array) -> Any:
+        state = super()._begin(params, keys)
         return replace(state, target=state.target | {"numbers": self._numbers})
 
     def _iterate(self, state: Any, iteration: Array) -> Any:

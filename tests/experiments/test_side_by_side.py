@@ -4,35 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from slow_jobs import Job
+
 from capo import CapoError
 from capo.experiments import side_by_side
-
-
-@dataclass
-class Job:
-    """Says something, waits, and leaves a file; or fails."""
-
-    out: Path
-    label: str
-    seconds: float = 0.0
-    error: str = ""
-
-    def finish(self, say: Callable[[str], None], progress: bool) -> None:
-        assert progress
-        say(f"this is {self.label}")
-        (self.out / f"{self.label}.began").write_text(str(time.time()))
-        if self.error:
-            raise CapoError(self.error)
-        time.sleep(self.seconds)
-        (self.out / f"{self.label}.ended").write_text(str(time.time()))
 
 
 def at(folder: Path, name: str) -> float:

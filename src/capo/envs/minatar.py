@@ -38,8 +38,9 @@ class MinAtar:
         self.name = name
         self._game = pgx.make(name)
         self._play = STEPS.get(name, self._game.step)
-        self.n_actions = int(self._game.num_actions)
-        self.observation_shape = tuple(int(n) for n in self._game.observation_shape)
+        start = jax.eval_shape(self._game.init, jax.random.PRNGKey(0))  # pgx itself would play, and compile
+        (self.n_actions,) = start.legal_action_mask.shape
+        self.observation_shape = start.observation.shape
         self.observation_dtype = np.dtype(np.bool_)
         if name in LOOP_TURNS and jax.default_backend() != "cpu":  # the results are the same
             turns = LOOP_TURNS[name]

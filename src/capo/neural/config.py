@@ -157,8 +157,6 @@ _CPU = dataclasses.replace(
     gradient_steps=4,
     replay_rollouts=1600,
     retrace_lambda=0.9,
-    epsilon_start=0.1,
-    tau_q=0.2,
     network="mlp",
 )
 

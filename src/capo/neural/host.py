@@ -134,12 +134,18 @@ class HostLearner(_Learner):
         state: TrainState = jax.jit(jax.vmap(self._init_seed))(self._init_params(seeds), keys)
         return state
 
+    def shapes(self, seeds: Sequence[int]) -> TrainState:
+        """Shapes and types of that state; nothing is made."""
+        shapes: TrainState = jax.eval_shape(lambda: self.init(seeds))
+        return shapes
+
     def compile(self) -> float:
         """Compile the learning step (once) and return the seconds it took."""
         if self.compile_seconds is None:
             begin = time.perf_counter()
-            shapes = jax.eval_shape(lambda: (self.init([0]), _blank(self.replay, self.replay.n_envs, jnp)))
-            self._step = jax.jit(self._learn_iteration, donate_argnums=0).lower(*shapes).compile()
+            rollouts = jax.eval_shape(lambda: _blank(self.replay, self.replay.n_envs, jnp))
+            lowered = jax.jit(self._learn_iteration, donate_argnums=0).lower(self.shapes([0]), rollouts)
+            self._step = lowered.compile()
             self.compile_seconds = time.perf_counter() - begin
         return self.compile_seconds
 

@@ -234,22 +234,33 @@ class JittedLearner(_Learner):
 
     def init(self, seeds: Sequence[int]) -> TrainState:
         """The state before the first iteration, one row a seed."""
+        keys = seed_keys(seeds, self.n_seeds)
+        made = None if self.mesh is None else NamedSharding(self.mesh, _SEEDS)  # where it is to be, at once
+        begin = jax.jit(self._begin, out_shardings=made, compiler_options=_compiler_options(level=0))
+        state: TrainState = begin(self._init_params(seeds), keys)
+        return state
+
+    def shapes(self, seeds: Sequence[int]) -> TrainState:
+        """Shapes and types of that state; nothing is made."""
+        keys = seed_keys(seeds, self.n_seeds)
+        shapes: TrainState = jax.eval_shape(lambda: self._begin(self._init_params(seeds), keys))
+        return shapes
+
+    def _begin(self, params: PyTree, keys: Array) -> TrainState:
+        """The state before the first iteration, for networks and keys of all seeds."""
 
         def one(params: PyTree, key: Array) -> TrainState:
             state_key, reset_key = jax.random.split(key)
             env_state, obs = jax.vmap(self.env.reset)(jax.random.split(reset_key, self.config.n_envs))
             return replace(self._init_seed(params, state_key), env_state=env_state, observation=obs)
 
-        keys = seed_keys(seeds, self.n_seeds)
-        made = None if self.mesh is None else NamedSharding(self.mesh, _SEEDS)  # where it is to be, at once
-        state: TrainState = jax.jit(jax.vmap(one), out_shardings=made)(self._init_params(seeds), keys)
-        return state
+        return jax.vmap(one)(params, keys)
 
     def compile(self) -> float:
         """Compile the training program (once) and return the seconds it took."""
         if self.compile_seconds is None:
             begin = time.perf_counter()
-            shapes = jax.eval_shape(lambda: self.init(range(self.n_seeds)))
+            shapes = self.shapes(range(self.n_seeds))
             if self.mesh is not None:
                 shapes = jax.tree.map(partial(_placed, sharding=NamedSharding(self.mesh, _SEEDS)), shapes)
             run = self._spread(self._run, (_SEEDS, _WHOLE), (_SEEDS, _ROWS))
@@ -468,12 +479,12 @@ def _seeds_mesh(n_seeds: int) -> Mesh | None:
     return None if count == 1 else Mesh(np.array(devices[:count]), ("seeds",))
 
 
-def _compiler_options() -> dict[str, bool | int | str] | None:
-    """On a CPU: compile a fifth faster; the program is as fast, since its loops are vectorised before LLVM."""
-    level = "xla_backend_optimization_level"
-    if jax.default_backend() != "cpu" or level in os.environ.get("XLA_FLAGS", ""):
+def _compiler_options(level: int = 1) -> dict[str, Any] | None:
+    """Compile faster for a CPU: with 1 a fifth, and the program is as fast; 0 is for what runs only once."""
+    name = "xla_backend_optimization_level"
+    if jax.default_backend() != "cpu" or name in os.environ.get("XLA_FLAGS", ""):
         return None
-    return {level: 1}
+    return {name: level}
 
 
 def _placed(leaf: Any, sharding: NamedSharding) -> Any:

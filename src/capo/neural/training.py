@@ -228,7 +228,7 @@ class Training:
 
     def _shapes(self, part: Part) -> PyTree:
         """The structure of a state, which the learner alone knows, without making one."""
-        return jax.eval_shape(lambda: self.learner.init(part.seeds))
+        return self.learner.shapes(part.seeds)
 
 
 def _check_usable(part: Part) -> None:
