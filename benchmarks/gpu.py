@@ -1,15 +1,15 @@
 """Speed of NCAPO on an accelerator: frames/s, updates/s, how far from the limit, and where the time goes.
 
     python benchmarks/gpu.py --out results/gpu/speed.json          the whole table
-    python benchmarks/gpu.py --cases official:64 dense128:10       some of it
+    python benchmarks/gpu.py --cases official:64 default:10        some of it
     python benchmarks/gpu.py --games asterix seaquest --cases default:10
-    python benchmarks/gpu.py --profile official:64 dense128:64     kernels by time, and launches an iteration
+    python benchmarks/gpu.py --profile official:64 default:64      kernels by time, and launches an iteration
     python benchmarks/gpu.py --envs                                the games alone, with loops and without
 
 A case is ``NAME:SEEDS``, or ``NAME:SEEDS:key=value,key=value`` with settings changed. Names are NCAPO's presets,
-``ALGORITHM/PRESET`` for another algorithm, and ``dense128``: preset ``default`` at 24 replayed transitions a frame
-(32 rollouts of 20 steps, 30 updates an iteration), the replay ratio of the paper's table. Frames are summed over
-seeds; compiling is left out of them and stands beside.
+and ``ALGORITHM/PRESET`` for another algorithm. Preset ``default`` learns from 24 replayed transitions a frame (32
+rollouts of 20 steps, 30 updates an iteration), the replay ratio of the paper's table. Frames are summed over
+seeds; compiling is left out of them and stands beside. Rows that are in the file already are not measured again.
 
 Two limits stand beside every case. *Operations*: multiply-adds of the matrix products that the algorithm needs (a
 3x3 convolution counted as such, however it is computed), at the rate of a large product of the same number format,
@@ -31,12 +31,11 @@ from pathlib import Path
 from typing import Any
 
 GAMES = ("breakout", "space_invaders", "asterix", "freeway", "seaquest")
-DENSE128 = {"batch_size": "32", "gradient_steps": "30"}
 SEEDS = (1, 8, 10, 64, 256)
-CASES = [f"{name}:{seeds}" for name in ("official", "dense128", "default") for seeds in SEEDS]
+CASES = [f"{name}:{seeds}" for name in ("official", "default") for seeds in SEEDS]
 # The same 24 transitions a frame in other shapes: no neighbour should be a cliff.
-SHAPES = [f"dense128:64:batch_size={960 // steps},gradient_steps={steps}" for steps in (60, 40, 24, 15, 12, 8, 4)]
-OTHER_GAMES = ("official:64", "dense128:64", "dense128:10")
+SHAPES = [f"default:64:batch_size={960 // steps},gradient_steps={steps}" for steps in (60, 40, 24, 15, 12, 8, 4)]
+OTHER_GAMES = ("official:64", "default:64", "default:10")
 
 
 def learner_of(game: str, case: str) -> Any:
@@ -47,9 +46,8 @@ def learner_of(game: str, case: str) -> Any:
 
     name, seeds, *more = case.split(":")
     env = f"minatar-{game}"
-    settings = {"horizon": "1e7"} | (DENSE128 if name == "dense128" else {})
-    settings |= dict(pair.split("=", 1) for pair in ",".join(more).split(",") if pair)
-    algorithm, _, preset = ("default" if name == "dense128" else name).rpartition("/")
+    settings = {"horizon": "1e7"} | dict(pair.split("=", 1) for pair in ",".join(more).split(",") if pair)
+    algorithm, _, preset = name.rpartition("/")
     config = algorithms.by_name(algorithm or "ncapo").Config.preset(preset, env)
     return make_learner(env, override(config, settings), int(seeds))
 
@@ -251,6 +249,7 @@ def main() -> None:
     options = parser.parse_args()
     import jax
 
+    from capo.files import write_json
     from capo.provenance import provenance
 
     jax.devices()  # so that provenance names the accelerator
@@ -261,9 +260,14 @@ def main() -> None:
         wanted = [(game, way) for game in options.games or GAMES for way in ("as they are", "written out")]
     elif not (options.games or options.cases or options.profile):
         wanted += [(game, case) for game in GAMES[1:] for case in OTHER_GAMES]
-    rows: list[dict[str, Any]] = []
-    limits: dict[str, float] = {}
+    stored = json.loads(options.out.read_text()) if options.out and options.out.exists() else {}
+    rows: list[dict[str, Any]] = stored.get("rows", [])
+    limits: dict[str, float] = stored.get("matrix_product_flops", {})
+    makers: list[dict[str, Any]] = stored.get("made_by", [])
+    there = {(row["game"], row.get("case", row.get("loops"))) for row in rows}
     for game, case in wanted:
+        if (game, case) in there:
+            continue
         if time.perf_counter() - begin > options.limit:
             print(f"not measured, out of time: {game} {case}", file=sys.stderr, flush=True)
             continue
@@ -284,8 +288,11 @@ def main() -> None:
         rows.append(row)
         if options.out:
             options.out.parent.mkdir(parents=True, exist_ok=True)
-            found = {"made_by": provenance(), "matrix_product_flops": limits, "rows": rows}
-            options.out.write_text(json.dumps(found, indent=1) + "\n")
+            made_by = provenance()
+            row["commit"] = made_by["commit"]
+            makers = [*(made for made in makers if made["commit"] != made_by["commit"]), made_by]
+            found = {"made_by": makers, "matrix_product_flops": limits, "rows": rows}
+            write_json(options.out, found)
     if not (options.profile or options.envs):
         print(table(rows))
 

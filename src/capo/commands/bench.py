@@ -19,7 +19,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="measure speed side by side with peers (needs a checkout)",
         description="Run one of the scripts in benchmarks/; what follows its name is passed on.",
         epilog="examples:\n  capo bench tabular --quick\n  capo bench tabular --out results/benchmarks\n"
-        "  capo bench gpu --cases official:64 dense128:10\n  capo bench time-to-score --help",
+        "  capo bench gpu --cases official:64 default:10\n  capo bench time-to-score --help",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("benchmark", metavar="BENCHMARK", help="the script's name, such as tabular")
