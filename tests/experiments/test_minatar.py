@@ -155,6 +155,16 @@ def test_drawing_marks_what_is_missing_or_damaged(tmp_path: Path, capsys: pytest
     assert "asterix-ncapo-default.json: was written by another version of capo (format 99" in shown
     assert "no results of PPO on seaquest" in shown
     assert "54.00 [54.00, 54.00]" in shown
+    overview = shown[: shown.index("\n\n")].splitlines()
+    assert overview[2].split() == ["breakout", "seaquest"]
+    assert [line.split()[-2:] for line in overview[4:8]] == [
+        ["54.0", "32.0"],  # NCAPO
+        ["30.0", "-"],  # PPO
+        ["54.5", "32.6"],  # the paper's NCAPO
+        ["32.4", "15.3"],  # its best other one
+    ]
+    assert "all seeds trained in" in shown
+    assert "Trained on: A processor; 2 cores." in shown
     assert (data / "minatar.png").stat().st_size > 10_000
     assert main(["report", str(data), "--out", str(tmp_path / "page.html")]) == 0
     captured = capsys.readouterr()

@@ -103,7 +103,14 @@ def make_result(folder: Path, game: str, algorithm: str, top: float, **changes: 
         "quick": False,
         "protocol": {"Final score": "100 whole episodes of each seed"},
         "config": {"gamma": 0.99},
-        "programs": [{"seeds": list(range(5)), "wall_seconds": 60.0, "versions": {"jax": "0.10"}, "hardware": {}}],
+        "programs": [
+            {
+                "seeds": list(range(5)),
+                "wall_seconds": 60.0,
+                "versions": {"jax": "0.10"},
+                "hardware": {"processor": "A processor", "cores": 2},
+            }
+        ],
         "seeds": seeds,
     }
     content |= changes

@@ -509,11 +509,9 @@ def read(folder: Path) -> Found:
     ]
     if gaps:
         notes.append(f"no results of {', '.join(gaps)}")
-    lengths = {record.frames for record in records.values()}
-    if len(lengths) > 1:
-        notes.append(
-            f"runs of different lengths: {', '.join(f'{n:,}' for n in sorted(filter(None, lengths)))} frames"
-        )
+    lengths = sorted({record.frames or 0 for record in records.values()})
+    if lengths[-1] > 1.01 * lengths[0]:  # whole iterations are not of the same length everywhere
+        notes.append(f"runs of different lengths: {', '.join(f'{n:,}' for n in lengths)} frames")
     return found
 
 
@@ -521,6 +519,8 @@ def report(folder: Path) -> str:
     """The final table, from the files in ``folder``."""
     found = read(folder)
     parts = [QUICK_NOTE] if any(record.quick for record in found.records.values()) else []
+    if len(found.games) > 1:
+        parts.append(_overview(found))
     for game in found.games:
         rows = []
         for kind, record in found.of(game).items():
@@ -539,10 +539,11 @@ def report(folder: Path) -> str:
                     std,
                     f"{finals.min():.2f} - {finals.max():.2f}",
                     "-" if theirs is None else f"{theirs:.1f}",
+                    dict(record.facts)["training took"],
                 ]
             )
         header = ["", "seeds", "frames", "IQM [95 %]", "mean [95 %]", "std", "lowest - highest", "paper, 10 M"]
-        parts.append(text_table(game, header, rows))
+        parts.append(text_table(game, [*header, "all seeds trained in"], rows))
     protocols: dict[str, list[str]] = {}
     for game in found.games:
         for kind, record in found.of(game).items():
@@ -551,8 +552,26 @@ def report(folder: Path) -> str:
     scores = [f"{how} ({', '.join(names)})" if len(protocols) > 1 else how for how, names in protocols.items()]
     closing = [f"Scores: {text}." for text in scores]
     closing.append("Intervals: percentile bootstrap over seeds; with fewer than five seeds they are too narrow.")
+    machines = dict.fromkeys(dict(record.facts).get("hardware", "") for record in found.records.values())
+    closing += [f"Trained on: {machine}." for machine in machines if machine]
     closing += [f"Note: {note}" for note in found.notes]
     return "\n\n".join([*parts, "\n".join(closing)])
+
+
+def _overview(found: Found) -> str:
+    """Mean returns at the end, a column a game, and the paper's NCAPO and best other algorithm below."""
+    rows = []
+    for kind, name in found.names.items():
+        means = [
+            f"{np.mean(list(found.of(game)[kind].finals.values())):.1f}" if kind in found.of(game) else "-"
+            for game in found.games
+        ]
+        rows.append([name, *means])
+    for name, algorithms in (("paper: NCAPO", ALGORITHMS[:1]), ("paper: best other", ALGORITHMS[1:])):
+        finals = [[paper.final(environment(game), algorithm) for algorithm in algorithms] for game in found.games]
+        best = [max((value for value in own if value is not None), default=None) for own in finals]
+        rows.append([name, *("-" if value is None else f"{value:.1f}" for value in best)])
+    return text_table("mean return at the end", ["", *found.games], rows)
 
 
 def _interval(found: statistics.Estimate) -> str:
