@@ -44,12 +44,14 @@ def test_a_failure_does_not_stop_the_others(tmp_path: Path) -> None:
     assert "bad: capo: no such thing" in said
 
 
-def test_an_interrupt_is_passed_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_is_passed_on(signum: signal.Signals, tmp_path: Path) -> None:
     def interrupt() -> None:
         while not (tmp_path / "long.began").exists():
             time.sleep(0.05)
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signum)
 
+    before = signal.getsignal(signal.SIGTERM)
     threading.Thread(target=interrupt, daemon=True).start()
     began = time.time()
     with pytest.raises(KeyboardInterrupt):
@@ -57,3 +59,4 @@ def test_an_interrupt_is_passed_on(tmp_path: Path) -> None:
     assert time.time() - began < 30
     assert not (tmp_path / "long.ended").exists()
     assert not (tmp_path / "next.began").exists()
+    assert signal.getsignal(signal.SIGTERM) == before

@@ -10,13 +10,14 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from capo.errors import CapoError
 from capo.files import prepare_folder
@@ -57,14 +58,16 @@ class Running:
 def finish_all(jobs: Sequence[Training], workers: int, say: Say) -> None:
     """Finish all jobs, ``workers`` at a time, in their order.
 
-    A job that fails does not stop the others. Interrupted, all of them stop at their next log point.
+    A job that fails does not stop the others. After SIGINT or SIGTERM all of them stop at their next log point.
 
     Raises:
         CapoError: at the end, if some failed.
+        KeyboardInterrupt: after one of those signals.
     """
     waiting, failed = deque(jobs), []
     running: list[Running] = []
     shown = time.monotonic()
+    before = _interrupt_on_sigterm()
     try:
         while waiting or running:
             while waiting and len(running) < workers:
@@ -85,9 +88,23 @@ def finish_all(jobs: Sequence[Training], workers: int, say: Say) -> None:
     except KeyboardInterrupt:
         _stop(running)
         raise
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
     if failed:
         logs = ", ".join(str(one.log) for one in failed)
         raise CapoError(f"{len(failed)} of {len(jobs)} trainings failed; see {logs}")
+
+
+def _interrupt_on_sigterm() -> Any:
+    """Make SIGTERM a KeyboardInterrupt; returns what it was before, None outside the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        return None
+
+    def interrupt(signum: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    return signal.signal(signal.SIGTERM, interrupt)
 
 
 def _spawn(job: Training, log: Path) -> SpawnProcess:
