@@ -100,11 +100,7 @@ def _interrupt_on_sigterm() -> Any:
     """Make SIGTERM a KeyboardInterrupt; returns what it was before, None outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         return None
-
-    def interrupt(signum: int, frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    return signal.signal(signal.SIGTERM, interrupt)
+    return signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def _spawn(job: Training, log: Path) -> SpawnProcess:
