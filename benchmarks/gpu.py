@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import collections
 import gzip
+import hashlib
 import json
 import math
 import sys
@@ -50,6 +51,14 @@ def learner_of(game: str, case: str) -> Any:
     algorithm, _, preset = name.rpartition("/")
     config = algorithms.by_name(algorithm or "ncapo").Config.preset(preset, env)
     return make_learner(env, override(config, settings), int(seeds))
+
+
+def fingerprint(learner: Any) -> str:
+    """Of the settings and the device: rows with another one are of something else."""
+    import jax
+
+    what = json.dumps([learner.config.to_dict(), jax.devices()[0].device_kind], sort_keys=True)
+    return hashlib.sha256(what.encode()).hexdigest()[:12]
 
 
 def operations(learner: Any) -> float | None:
@@ -130,6 +139,7 @@ def measure(game: str, case: str, seconds: float, limits: dict[str, float]) -> d
     return {
         "game": game,
         "case": case,
+        "settings": fingerprint(learner),
         "seeds": seeds,
         "precision": precision,
         "frames_per_second": round(done * seeds * learner.frames_per_iteration / spent),
@@ -232,6 +242,8 @@ def table(rows: list[dict[str, Any]]) -> str:
     keys += ("minutes_for_10M_frames_a_seed", "compile_seconds", "memory_gb")
     lines = ["| " + " | ".join(key.replace("_", " ") for key in keys) + " |", "|---" * len(keys) + "|"]
     for row in rows:
+        if "frames_per_second" not in row:
+            continue
         cells = (f"{row[key]:,}" if isinstance(row[key], int) else str(row[key]) for key in keys)
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -263,11 +275,14 @@ def main() -> None:
     stored = json.loads(options.out.read_text()) if options.out and options.out.exists() else {}
     rows: list[dict[str, Any]] = stored.get("rows", [])
     limits: dict[str, float] = stored.get("matrix_product_flops", {})
-    makers: list[dict[str, Any]] = stored.get("made_by", [])
-    there = {(row["game"], row.get("case", row.get("loops"))) for row in rows}
+    made = stored.get("made_by", [])
+    makers: list[dict[str, Any]] = made if isinstance(made, list) else [made]
     for game, case in wanted:
-        if (game, case) in there:
+        same = [row for row in rows if (row["game"], row.get("case", row.get("loops"))) == (game, case)]
+        plain = options.profile or options.envs
+        if same and (plain or same[0].get("settings") == fingerprint(learner_of(game, case))):
             continue
+        rows = [row for row in rows if row not in same]  # of other settings, or of another device
         if time.perf_counter() - begin > options.limit:
             print(f"not measured, out of time: {game} {case}", file=sys.stderr, flush=True)
             continue

@@ -335,6 +335,7 @@ def protocol(options: argparse.Namespace) -> Row:
         "torch_threads": options.torch_threads,
         "evaluation": "whole episodes; sampled actions without epsilon (NCAPO, PPO), greedy actions (DQN)",
         "games": f"ncapo: {PGX} (pgx); peers: {ORIGINAL} (minatar); sticky actions 0.1 in both",
+        "evaluations_every": f"{LEAST_SECONDS:g} s or {LEAST_FRACTION:.0%} of the time so far",
         "clock": "from the start of the process, compiling included, evaluations left out",
     }
 

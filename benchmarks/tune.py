@@ -211,6 +211,10 @@ def main() -> None:
     options.frames = int(options.frames)
     rows: list[Row] = json.loads(options.out.read_text())["rows"] if options.out.exists() else []
     for game in () if options.table else options.games:
+        wanted = {"game": game, "preset": options.preset, "base": options.base, "frames": options.frames}
+        there = [row["setting"] for row in rows if all(row[key] == value for key, value in wanted.items())]
+        if set(options.settings) <= set(there):
+            continue
         rows += compare(game, options)
         options.out.parent.mkdir(parents=True, exist_ok=True)
         write_result(options.out, {"rows": rows})

@@ -70,7 +70,7 @@ def test_every_variant_changes_one_thing_that_the_presets_know() -> None:
             assert changed != base
             assert set(variant.settings) >= {k for k, v in changed.to_dict().items() if v != getattr(base, k)}
     titles = [variant.name for variant in ablation.differing("breakout", ablation.PLAN)]
-    assert len(titles) == len(set(titles)) == 18
+    assert len(titles) == len(set(titles)) == 20
     assert "kl-paper" not in titles, "the default has it already"
     assert len({variant.name for variant in ablation.VARIANTS}) == len(ablation.VARIANTS)
 
@@ -100,6 +100,13 @@ def test_game_part_trains_what_is_missing_and_goes_on(
     assert "2 finished already" in capsys.readouterr().err
     assert quick(out, "--part", "game", "--frames", "1280") == 2
     assert "frames 640, not 1280" in capsys.readouterr().err
+    # A base of other settings is refused even if it is not asked for, and the report says what does not fit.
+    assert "more than it should" not in ablation.report(out)
+    base = out / "breakout-base.json"
+    base.write_text(base.read_text().replace('"gamma": 0.99', '"gamma": 0.5'))
+    assert quick(out, "--part", "game", "--variants", "alpha-1") == 2
+    assert "gamma 0.5, not 0.99" in capsys.readouterr().err
+    assert "differs from base in more than it should (gamma 0.99 against 0.5)" in ablation.report(out)
     # A run that was stopped goes on to the same end.
     call, broken = EvaluationLog.__call__, tmp_path / "broken"
 

@@ -110,6 +110,11 @@ def test_a_quick_run_leaves_results_table_and_figure(
     monkeypatch.setattr(minatar.Job, "_settings", lambda _: TINY | {"gamma": 0.5})
     assert quick(tmp_path) == 2
     assert "holds results of other settings (gamma 0.99, not 0.5)" in capsys.readouterr().err
+    # Nor other evaluations.
+    monkeypatch.setattr(minatar.Job, "_settings", lambda _: TINY)
+    monkeypatch.setattr(minatar, "QUICK", Plan(640, 2, "cpu", 4, 6, 7, quick=True))
+    assert quick(tmp_path) == 2
+    assert "not 6 whole episodes" in capsys.readouterr().err
 
 
 def test_an_interrupted_run_goes_on_to_the_same_end(
@@ -129,6 +134,10 @@ def test_an_interrupted_run_goes_on_to_the_same_end(
         assert quick(broken) == 130
     assert "the same command goes on" in capsys.readouterr().err
     assert not (broken / "breakout-ncapo-cpu.json").exists()
+    with monkeypatch.context() as patch:  # a preset that has changed since
+        patch.setattr(minatar.Job, "_settings", lambda _: TINY | {"gamma": 0.5})
+        assert quick(broken) == 2
+        assert "is a run of other settings (gamma 0.99, not 0.5)" in capsys.readouterr().err
     assert quick(broken) == 0
     assert "going on with" in capsys.readouterr().err
     ours, theirs = (json.loads((one / "breakout-ncapo-cpu.json").read_text()) for one in (broken, whole))
@@ -286,9 +295,10 @@ def test_presets_are_told_apart(tmp_path: Path) -> None:
     assert "breakout-ppo-paper.json: is of ncapo with preset default" in wrong
     assert gap == "no results of NCAPO (official) on seaquest"
     table = minatar.report(tmp_path)
-    (official,) = [line for line in table.splitlines() if line.strip().startswith("NCAPO (official)")]
+    overview, official = [line for line in table.splitlines() if line.strip().startswith("NCAPO (official)")]
+    assert overview.split()[-2:] == ["54.0", "-"]
     assert "54.00 [54.00, 54.00]" in official
-    assert official.split()[-1] == "54.5", "the paper's"
+    assert official.split()[-3:] == ["54.5", "60", "s"], "the paper's, and the time"
 
 
 def test_the_figure_has_one_colour_for_an_algorithm_and_draws_the_paper_once(

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from capo.errors import CapoError, unknown_name
-from capo.experiments import minatar
+from capo.experiments import minatar, side_by_side
 from capo.experiments import variants as training
 from capo.experiments.batch_neural import NETWORK, Learner, Source, batches_from, plain_return, run_all
 from capo.experiments.chain import OPTIMUM, SIZES, TEXT_RATE, N
@@ -60,9 +60,11 @@ VARIANTS: tuple[Variant, ...] = (
     Variant("weight-none", "sign of A only", {"advantage_weight": "none"}),
     Variant("weight-normalised", "alpha times |A| / mean |A|", {"advantage_weight": "normalised"}),
     Variant("epsilon-0", "no epsilon", {"epsilon_start": 0.0, "epsilon_final": 0.0}),
+    Variant("epsilon-0.05", "epsilon 0.05 in the end", {"epsilon_final": 0.05}),
     Variant("epsilon-0.3", "epsilon 0.3 to the end", {"epsilon_start": 0.3, "epsilon_final": 0.3}),
     Variant("replay-last", "no replay: the last rollouts", {"replay_rollouts": 1}),
     Variant("replay-1600", "replay of 1600 rollouts", {"replay_rollouts": 1600}),
+    Variant("replay-6400", "replay of 6400 rollouts", {"replay_rollouts": 6400}),
     Variant("replay-25600", "replay of 25,600 rollouts", {"replay_rollouts": 25_600}),
     Variant("lambda-0", "Retrace lambda 0", {"retrace_lambda": 0.0}),
     Variant("lambda-0.5", "Retrace lambda 0.5", {"retrace_lambda": 0.5}),
@@ -148,7 +150,11 @@ def run(
     chosen = minatar.choose_games(games or [GAME])
     only = choose_variants(variants)
     jobs = [VariantJob(out, game, variant, plan) for game in chosen for variant in differing(game, plan, only)]
-    training.check(jobs)
+    if part != "chain":
+        bases = [VariantJob(out, game, BASE, plan) for game in chosen]  # what the others are compared with
+        training.check([*jobs, *bases])
+    if workers is not None and workers > 1:
+        side_by_side.share_device()
     if part == "chain" or (part is None and not _has_chain(out, quick)):
         run_chain(out, quick, progress)
     elif part is None:

@@ -226,31 +226,49 @@ class Job:
         """Seeds that no results file holds yet.
 
         Raises:
-            CapoError: if the algorithm has no such preset, or the file holds results of other settings.
+            CapoError: if the algorithm has no such preset, or the file, or a run that is to go on, is of other
+                settings.
         """
         done = {entry["seed"] for entry in self._stored().get("seeds", ())}
-        return [seed for seed in range(self.plan.seeds) if seed not in done]
+        left = [seed for seed in range(self.plan.seeds) if seed not in done]
+        for path, seeds in self._interrupted():
+            if set(seeds) <= set(left):
+                self._refuse(f"{path}: is a run", self._changes(self._run_config(path)["config"]))
+        return left
 
     def _stored(self) -> dict[str, Any]:
         """The results file; empty if there is none, or if it is damaged (the runs' folders can make it again)."""
-        wanted, config = self._what(), self._config()
+        wanted = self._what()
         try:
-            folders.read_result(self.file)
+            record = folders.read_result(self.file)
         except folders.Unreadable:
             return {}
         stored: dict[str, Any] = json.loads(self.file.read_text())
-        then = {key: value for key, value in stored.get("config", {}).items() if key in config}
         other = [
-            f"{key} {old.get(key)!r}, not {value!r}"
-            for old, new in ((stored, wanted), (then, {key: config[key] for key in then}))
-            for key, value in new.items()
-            if old.get(key) != value
+            f"{key} {stored.get(key)!r}, not {value!r}"
+            for key, value in wanted.items()
+            if stored.get(key) != value
         ]
+        for what, episodes in (
+            ("Evaluation curve", self.plan.episodes),
+            ("Final score", self.plan.final_episodes),
+        ):
+            if f"{episodes} whole episodes" not in record.protocol_line(what):
+                other.append(f"{what.lower()} {record.protocol_line(what)!r}, not {episodes} whole episodes")
+        self._refuse(f"{self.file}: holds results", other + self._changes(stored["config"]))
+        return stored
+
+    def _changes(self, then: Mapping[str, Any]) -> list[str]:
+        """Settings that are not what a training would have now, in words."""
+        now = self._config()
+        return [f"{key} {then[key]!r}, not {now[key]!r}" for key in then if key in now and then[key] != now[key]]
+
+    def _refuse(self, what: str, other: Sequence[str]) -> None:
         if other:
             raise CapoError(
-                f"{self.file}: holds results of other settings ({'; '.join(other)}): give another --out"
+                f"{what} of other settings ({'; '.join(other)}); the preset may have changed since: give another "
+                "--out (--draw-only still shows what is there)"
             )
-        return stored
 
     def _what(self) -> dict[str, Any]:
         """What has to be the same for seeds to be put together."""
@@ -289,10 +307,15 @@ class Job:
         return self.out / "runs" / f"{self._stem()}{seeds[0]}-{seeds[-1]}"
 
     def _interrupted(self) -> list[tuple[Path, list[int]]]:
-        from capo.neural.run import CONFIG, read_config
+        from capo.neural.run import CONFIG
 
         found = sorted((self.out / "runs").glob(f"{self._stem()}*"))
-        return [(path, read_config(path)["seeds"]) for path in found if (path / CONFIG).is_file()]
+        return [(path, self._run_config(path)["seeds"]) for path in found if (path / CONFIG).is_file()]
+
+    def _run_config(self, path: Path) -> dict[str, Any]:
+        from capo.neural.run import read_config
+
+        return read_config(path)
 
     def _train(self, path: Path, seeds: Sequence[int], progress: bool) -> None:
         from capo.neural.agent import algorithm

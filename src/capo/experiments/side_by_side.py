@@ -43,6 +43,7 @@ class Running:
     def __init__(self, job: Training) -> None:
         self.job, self.began = job, time.monotonic()
         self.log = prepare_folder(job.out / "logs") / f"{job.label}.log"
+        self._earlier = self.log.stat().st_size if self.log.exists() else 0
         self.process = _spawn(job, self.log)
 
     @property
@@ -50,15 +51,17 @@ class Running:
         return time.monotonic() - self.began
 
     def last_line(self) -> str:
-        """The newest line of its log."""
-        lines = self.log.read_text(errors="replace").split("\n") if self.log.exists() else []
-        return next((line.strip() for line in reversed(lines) if line.strip()), "starting")
+        """The newest line of its log since it started."""
+        text = self.log.read_bytes()[self._earlier :].decode(errors="replace") if self.log.exists() else ""
+        lines = text.replace("\r", "\n").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing yet")
 
 
 def finish_all(jobs: Sequence[Training], workers: int, say: Say) -> None:
     """Finish all jobs, ``workers`` at a time, in their order.
 
-    A job that fails does not stop the others. After SIGINT or SIGTERM all of them stop at their next log point.
+    A job that fails does not stop the others. After SIGINT, SIGTERM or SIGHUP all of them stop at their next log
+    point, and so they do if this process ends.
 
     Raises:
         CapoError: at the end, if some failed.
@@ -67,7 +70,7 @@ def finish_all(jobs: Sequence[Training], workers: int, say: Say) -> None:
     waiting, failed = deque(jobs), []
     running: list[Running] = []
     shown = time.monotonic()
-    before = _interrupt_on_sigterm()
+    before = _interrupt_on_signals()
     try:
         while waiting or running:
             while waiting and len(running) < workers:
@@ -76,7 +79,8 @@ def finish_all(jobs: Sequence[Training], workers: int, say: Say) -> None:
             wait([one.process.sentinel for one in running], timeout=SHOW_EVERY)
             for one in [one for one in running if one.process.exitcode is not None]:
                 running.remove(one)
-                ended = "finished" if one.process.exitcode == 0 else "FAILED"
+                code = one.process.exitcode
+                ended = "finished" if code == 0 else f"FAILED (exit status {code})"
                 say(f"{one.job.label}: {ended} after {one.seconds:.0f} s; {len(waiting) + len(running)} left")
                 if one.process.exitcode != 0:
                     say(f"{one.job.label}: {one.last_line()}")
@@ -85,28 +89,38 @@ def finish_all(jobs: Sequence[Training], workers: int, say: Say) -> None:
                 shown = time.monotonic()
                 for one in running:
                     say(f"{one.job.label}: {one.last_line()}")
-    except KeyboardInterrupt:
+    except BaseException:  # whatever it was, nobody would be left to watch them
         _stop(running)
         raise
     finally:
-        if before is not None:
-            signal.signal(signal.SIGTERM, before)
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
     if failed:
         logs = ", ".join(str(one.log) for one in failed)
         raise CapoError(f"{len(failed)} of {len(jobs)} trainings failed; see {logs}")
 
 
-def _interrupt_on_sigterm() -> Any:
-    """Make SIGTERM a KeyboardInterrupt; returns what it was before, None outside the main thread."""
+def share_device() -> None:
+    """For processes yet to be started, and this one if it has not used a GPU: take memory as it is needed.
+
+    Every program would otherwise take three quarters of a GPU's memory for itself.
+    """
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+
+def _interrupt_on_signals() -> dict[int, Any]:
+    """Make SIGTERM and SIGHUP a KeyboardInterrupt; returns the handlers before, none outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
-        return None
-    return signal.signal(signal.SIGTERM, signal.default_int_handler)
+        return {}
+    names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    numbers = [getattr(signal, name) for name in names]
+    heard = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]  # nohup ignores SIGHUP
+    return {number: signal.signal(number, signal.default_int_handler) for number in heard}
 
 
 def _spawn(job: Training, log: Path) -> SpawnProcess:
-    # Every program would otherwise take three quarters of a GPU's memory for itself; the child inherits this.
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    process = multiprocessing.get_context("spawn").Process(target=_work, args=(job, log))
+    share_device()
+    process = multiprocessing.get_context("spawn").Process(target=_work, args=(job, log), daemon=True)
     process.start()
     return process
 
@@ -114,7 +128,8 @@ def _spawn(job: Training, log: Path) -> SpawnProcess:
 def _work(job: Training, log: Path) -> None:
     """What a process does."""
     if hasattr(os, "setsid"):
-        os.setsid()  # a Ctrl-C is the parent's, which passes it on once
+        os.setsid()  # a Ctrl-C is the parent's, which passes it on
+    threading.Thread(target=_stop_without_parent, daemon=True).start()
     with log.open("a") as file:
         os.dup2(file.fileno(), sys.stdout.fileno())
         os.dup2(file.fileno(), sys.stderr.fileno())
@@ -127,9 +142,30 @@ def _work(job: Training, log: Path) -> None:
         sys.exit(128 + signal.SIGINT)
 
 
+def _stop_without_parent() -> None:
+    """Stop this process in order once its parent is gone, however that ended."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGINT)
+
+
 def _stop(running: Sequence[Running]) -> None:
+    """Ask all of them to stop at their next log point, and wait; interrupted once more, at once."""
+    _interrupt(running)
+    try:
+        _join(running)
+    except KeyboardInterrupt:
+        _interrupt(running)
+        _join(running)
+
+
+def _interrupt(running: Sequence[Running]) -> None:
     for one in running:
         if one.process.pid is not None and one.process.exitcode is None:
             os.kill(one.process.pid, signal.SIGINT)
+
+
+def _join(running: Sequence[Running]) -> None:
     for one in running:
         one.process.join()

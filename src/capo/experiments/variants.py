@@ -7,6 +7,7 @@ final returns; what is finished is not repeated, and what is half-finished goes 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -136,6 +137,7 @@ def read(folder: Path, names: Sequence[str]) -> tuple[dict[tuple[str, str], Reco
             notes += record.problems
             if record.finals:
                 found[game, name] = record
+        notes += _unlike({name: record for (own, name), record in found.items() if own == game})
     lengths = sorted({record.frames or 0 for record in found.values()})
     if lengths and lengths[-1] > 1.01 * lengths[0]:  # whole iterations are not of the same length everywhere
         notes.append(f"runs of different lengths: {', '.join(f'{frames:,}' for frames in lengths)} frames")
@@ -143,6 +145,29 @@ def read(folder: Path, names: Sequence[str]) -> tuple[dict[tuple[str, str], Reco
     if len(seeds) > 1:
         notes.append(f"different numbers of seeds: {', '.join(map(str, seeds))}")
     return found, notes
+
+
+def _unlike(records: Mapping[str, Record]) -> list[str]:
+    """One line for every variant whose other settings are not those of the first one of the same algorithm."""
+    notes = []
+    first: dict[str, str] = {}
+    for name, record in records.items():
+        other = first.setdefault(record.algorithm, name)
+        changed = {key for one in (name, other) for key in _changed(records[one])} | {"horizon"}
+        theirs = records[other].settings
+        differ = [
+            f"{key} {value!r} against {theirs[key]!r}"
+            for key, value in record.settings.items()
+            if key in theirs and key not in changed and theirs[key] != value
+        ]
+        if differ:
+            notes.append(f"{record.path}: differs from {other} in more than it should ({', '.join(differ)})")
+    return notes
+
+
+def _changed(record: Record) -> Mapping[str, Any]:
+    changed: Mapping[str, Any] = json.loads(record.path.read_text()).get("changed", {})
+    return changed
 
 
 def finals(record: Record) -> Floats:
