@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ class Job:
     def finish(self, say: Callable[[str], None], progress: bool) -> None:
         assert progress
         say(f"this is {self.label}")
+        (self.out / f"{self.label}.pid").write_text(str(os.getpid()))
         (self.out / f"{self.label}.began").write_text(str(time.time()))
         if self.error:
             raise CapoError(self.error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -17,6 +18,13 @@ from slow_jobs import Job
 
 from capo import CapoError
 from capo.experiments import side_by_side
+
+
+def runs(pid: str) -> bool:
+    try:
+        return "zombie" not in Path("/proc", pid, "status").read_text()
+    except OSError:
+        return False
 
 
 def at(folder: Path, name: str) -> float:
@@ -60,3 +68,29 @@ def test_an_interrupt_is_passed_on(signum: signal.Signals, tmp_path: Path) -> No
     assert not (tmp_path / "long.ended").exists()
     assert not (tmp_path / "next.began").exists()
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="looks for the process there")
+def test_nothing_outlives_a_parent_that_is_killed(tmp_path: Path) -> None:
+    program = f"""
+if __name__ == "__main__":
+    import sys, pathlib
+    sys.path.insert(0, {str(Path(__file__).parent)!r})
+    from slow_jobs import Job
+    from capo.experiments import side_by_side
+    side_by_side.finish_all([Job(pathlib.Path({str(tmp_path)!r}), "long", 60.0)], 2, print)
+"""
+    script = tmp_path / "parent.py"
+    script.write_text(program)
+    parent = subprocess.Popen([sys.executable, str(script)])
+    deadline = time.time() + 30
+    while not (tmp_path / "long.began").exists() and time.time() < deadline:
+        time.sleep(0.05)
+    child = (tmp_path / "long.pid").read_text()
+    assert runs(child)
+    parent.kill()
+    parent.wait()
+    while runs(child) and time.time() < deadline:
+        time.sleep(0.1)
+    assert not runs(child)
+    assert not (tmp_path / "long.ended").exists()
