@@ -13,7 +13,7 @@ import json
 import math
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +24,7 @@ import numpy as np
 from capo.errors import CapoError, unknown_name
 from capo.experiments import side_by_side
 from capo.experiments.common import text_table
+from capo.experiments.side_by_side import Say
 from capo.files import prepare_folder, write_atomically
 from capo.report import figures, folders, paper, statistics
 from capo.report.folders import GAMES, Record
@@ -42,7 +43,6 @@ PAPER = "the paper's, in the algorithm's colour"
 EVALUATIONS = "evaluations.csv"  # in a run's folder, beside metrics.csv
 POINTS = 100  # of a stored training curve
 
-Say = Callable[[str], None]
 Entry = dict[str, Any]
 
 
@@ -210,16 +210,13 @@ class Job:
         return f"{self.algorithm} ({self.preset})"
 
     @property
-    def label(self) -> str:
-        """The name of its files."""
-        return self._name()
-
-    @property
     def file(self) -> Path:
         """The results file."""
-        return self.out / f"{self._name()}.json"
+        return self.out / f"{self.label}.json"
 
-    def _name(self) -> str:
+    @property
+    def label(self) -> str:
+        """The name of its files."""
         return f"{self.game}-{self.algorithm}-{self.preset}"
 
     def missing(self) -> list[int]:
@@ -231,9 +228,9 @@ class Job:
         """
         done = {entry["seed"] for entry in self._stored().get("seeds", ())}
         left = [seed for seed in range(self.plan.seeds) if seed not in done]
-        for path, seeds in self._interrupted():
-            if set(seeds) <= set(left):
-                self._refuse(f"{path}: is a run", self._changes(self._run_config(path)["config"]))
+        for path, config in self._interrupted():
+            if set(config["seeds"]) <= set(left):
+                self._refuse(f"{path}: is a run", self._changes(config["config"]))
         return left
 
     def _stored(self) -> dict[str, Any]:
@@ -292,10 +289,10 @@ class Job:
     def finish(self, say: Say, progress: bool) -> None:
         """Train what is missing: first the runs that were interrupted, then the rest as one program."""
         prepare_folder(self.out)
-        for path, seeds in self._interrupted():
-            if set(seeds) <= set(self.missing()):
+        for path, config in self._interrupted():
+            if set(config["seeds"]) <= set(self.missing()):
                 say(f"going on with {path}")
-                self._train(path, seeds, progress)
+                self._train(path, config["seeds"], progress)
         seeds = self.missing()
         if seeds:
             self._train(self._folder(seeds), seeds, progress)
@@ -306,16 +303,12 @@ class Job:
     def _folder(self, seeds: Sequence[int]) -> Path:
         return self.out / "runs" / f"{self._stem()}{seeds[0]}-{seeds[-1]}"
 
-    def _interrupted(self) -> list[tuple[Path, list[int]]]:
-        from capo.neural.run import CONFIG
+    def _interrupted(self) -> list[tuple[Path, dict[str, Any]]]:
+        """Folders of runs that were begun, with their config.json."""
+        from capo.neural.run import CONFIG, read_config
 
         found = sorted((self.out / "runs").glob(f"{self._stem()}*"))
-        return [(path, self._run_config(path)["seeds"]) for path in found if (path / CONFIG).is_file()]
-
-    def _run_config(self, path: Path) -> dict[str, Any]:
-        from capo.neural.run import read_config
-
-        return read_config(path)
+        return [(path, read_config(path)) for path in found if (path / CONFIG).is_file()]
 
     def _train(self, path: Path, seeds: Sequence[int], progress: bool) -> None:
         from capo.neural.agent import algorithm

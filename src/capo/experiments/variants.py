@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from capo.errors import CapoError
-from capo.experiments.minatar import Job, Plan, Say
+from capo.experiments.minatar import Job, Plan
+from capo.experiments.side_by_side import Say
 from capo.report import folders, statistics
 from capo.report.folders import GAMES, Record
 
@@ -61,7 +62,8 @@ class VariantJob(Job):
         super().finish(say, progress)
         say(f"{self.title}: final return {np.mean(finals(folders.read_result(self.file))):.2f}")
 
-    def _name(self) -> str:
+    @property
+    def label(self) -> str:
         return f"{self.game}-{self.variant.name}"
 
     def _what(self) -> dict[str, Any]:
