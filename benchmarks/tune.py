@@ -6,8 +6,9 @@
 
 --base changes a preset for all of them; each of --settings is compared on top of it (``-`` changes nothing). They
 may change numbers that enter the program as numbers: learning rate, discount, lambda, epsilon and so on (NUMBERS),
-and two that are no settings of NCAPO: ``replay_share``, the newest part of the replay that batches are drawn from,
-and ``advantage_power``, the power of |A| in its weight. Whatever changes a shape belongs to --base.
+and three that are no settings of NCAPO: ``replay_share``, the newest part of the replay that batches are drawn from,
+``advantage_power``, the power of |A| in its weight, and ``entropy_decay``, the part of the entropy's weight that is
+gone at the end of the run (linearly). Whatever changes a shape belongs to --base.
 
 A row has the mean return of the episodes of training in each quarter of the run, and of 32 whole episodes of each
 seed after it, with sampled actions and no epsilon. The table's score is the mean over games of the logarithm of
@@ -38,7 +39,7 @@ from capo.neural.loop import JittedLearner
 from capo.provenance import provenance
 
 GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
-EXTRA = {"replay_share": 1.0, "advantage_power": 1.0}
+EXTRA = {"replay_share": 1.0, "advantage_power": 1.0, "entropy_decay": 0.0}
 NUMBERS = (
     "critic_coefficient",
     "entropy",
@@ -87,7 +88,9 @@ class SideBySide(JittedLearner):
 
     def _iterate(self, state: Any, iteration: Array) -> Any:
         numbers = state.target["numbers"]
-        self.algorithm.config = Traced(self.config, numbers)
+        config = Traced(self.config, numbers)
+        config.entropy *= 1 - config.entropy_decay * iteration * self.frames_per_iteration / config.horizon
+        self.algorithm.config = config
         state, metrics = super()._iterate(state, iteration)
         self.algorithm.config = self.config
         return replace(state, target=state.target | {"numbers": numbers}), metrics
