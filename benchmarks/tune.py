@@ -6,9 +6,10 @@
 
 --base changes a preset for all of them; each of --settings is compared on top of it (``-`` changes nothing). They
 may change numbers that enter the program as numbers: learning rate, discount, lambda, epsilon and so on (NUMBERS),
-and three that are no settings of NCAPO: ``replay_share``, the newest part of the replay that batches are drawn from,
-``advantage_power``, the power of |A| in its weight, and ``entropy_decay``, the part of the entropy's weight that is
-gone at the end of the run (linearly). Whatever changes a shape belongs to --base.
+and four that are no settings of NCAPO: ``replay_share``, the newest part of the replay that batches are drawn
+from; ``advantage_power``, the power of |A| in its weight; ``entropy_decay``, the part of the entropy's weight that
+is gone at the end of the run (linearly); ``epsilon_spread``, by what factor the epsilons of the environments are
+below and above the usual one. Whatever changes a shape belongs to --base.
 
 A row has the mean return of the episodes of training in each quarter of the run, and of 32 whole episodes of each
 seed after it, with sampled actions and no epsilon. The table's score is the mean over games of the logarithm of
@@ -34,12 +35,13 @@ import numpy as np
 from capo import envs
 from capo.experiments.minatar import write_result
 from capo.neural import ncapo, replay
+from capo.neural.algorithm import At
 from capo.neural.config import NCAPOConfig, override
 from capo.neural.loop import JittedLearner
 from capo.provenance import provenance
 
 GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
-EXTRA = {"replay_share": 1.0, "advantage_power": 1.0, "entropy_decay": 0.0}
+EXTRA = {"replay_share": 1.0, "advantage_power": 1.0, "entropy_decay": 0.0, "epsilon_spread": 1.0}
 NUMBERS = (
     "critic_coefficient",
     "entropy",
@@ -58,17 +60,6 @@ Array = Any
 Row = dict[str, Any]
 
 
-class Traced:
-    """A config some of whose numbers are traced values."""
-
-    def __init__(self, config: NCAPOConfig, numbers: dict[str, Array]) -> None:
-        self._config = config
-        self.__dict__ |= EXTRA | numbers
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._config, name)
-
-
 class SideBySide(JittedLearner):
     """A learner whose seeds have settings of their own.
 
@@ -81,6 +72,7 @@ class SideBySide(JittedLearner):
         super().__init__(env, config, len(next(iter(numbers.values()))))
         ncapo.replay.draw = self._draw  # type: ignore[attr-defined]
         ncapo.actor_target = self._actor_target
+        ncapo.behaviour = self._behaviour
 
     def _begin(self, params: Any, keys: Array) -> Any:
         state = super()._begin(params, keys)
@@ -88,21 +80,27 @@ class SideBySide(JittedLearner):
 
     def _iterate(self, state: Any, iteration: Array) -> Any:
         numbers = state.target["numbers"]
-        config = Traced(self.config, numbers)
-        config.entropy *= 1 - config.entropy_decay * iteration * self.frames_per_iteration / config.horizon
-        self.algorithm.config = config
+        config = At(self.config, **(EXTRA | numbers))
+        progress = iteration * self.frames_per_iteration / config.horizon
+        self.algorithm.config = At(config, entropy=config.entropy * (1 - config.entropy_decay * progress))
         state, metrics = super()._iterate(state, iteration)
         self.algorithm.config = self.config
         return replace(state, target=state.target | {"numbers": numbers}), metrics
 
     def _draw(self, spec: replay.ReplaySpec, key: Array, iteration: Array, shape: tuple[int, ...]) -> Array:
         """Like replay.draw, from the newest part of the replay."""
+        iteration = iteration % spec.clear_every if spec.clear_every else iteration
         held = jnp.minimum(iteration + 1, spec.chunks)
         share = jnp.ceil(spec.chunks * self.algorithm.config.replay_share)
         newest = jnp.clip(share, 1, held).astype(jnp.int32)
         age_key, env_key = jax.random.split(key)
         age = jnp.minimum((jax.random.uniform(age_key, shape) * newest).astype(jnp.int32), newest - 1)
         return (iteration - age) % spec.chunks * spec.n_envs + jax.random.randint(env_key, shape, 0, spec.n_envs)
+
+    def _behaviour(self, logits: Array, epsilon: Array) -> Array:
+        """Like ncapo.behaviour, with an epsilon of its own for every environment: a geometric ladder."""
+        rung = jnp.linspace(-1.0, 1.0, logits.shape[0])[:, None]
+        return BEHAVIOUR(logits, jnp.minimum(epsilon * self.algorithm.config.epsilon_spread**rung, 1.0))
 
     def _actor_target(self, log_pi: Array, advantage: Array, config: Any) -> Array:
         """Like ncapo.actor_target, with a power of |A|."""
@@ -111,7 +109,7 @@ class SideBySide(JittedLearner):
         return ACTOR_TARGET(log_pi, jnp.sign(advantage) * weight, self.config)
 
 
-ACTOR_TARGET = ncapo.actor_target
+ACTOR_TARGET, BEHAVIOUR = ncapo.actor_target, ncapo.behaviour
 
 
 def changes(text: str) -> dict[str, str]:

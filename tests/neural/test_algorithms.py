@@ -20,6 +20,7 @@ from capo.cli import main
 from capo.neural import agent as agents
 from capo.neural import algorithms, networks, settings
 from capo.neural.loop import make_learner
+from capo.neural.replay import Rollout
 from capo.neural.settings import Settings, override
 
 NAMES = tuple(algorithms.ALGORITHMS)
@@ -300,7 +301,6 @@ def test_offpac_acts_uniformly_and_learns_off_policy() -> None:
 def test_offpac_gradient_is_the_papers() -> None:
     """On tabular logits: grad = - mean(ratio * Q * (e_a - pi)), Q without gradient."""
     from capo.neural import offpac
-    from capo.neural.replay import Rollout
 
     config = small("offpac", weight="q", width=8, retrace_lambda=0.0, gamma=0.0)
     learner = make_learner("probe-both", config, 1)
@@ -332,3 +332,39 @@ def test_schedules_count_the_rollout_just_collected() -> None:
     left = 1 - np.arange(1, 11) / 10
     np.testing.assert_allclose(metrics["clip"][:, 0], 0.2 * left, atol=1e-6)
     np.testing.assert_allclose(metrics["learning_rate"][:, 0], 3e-3 * left, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", ["ncapo", "offpac", "a2c", "ppo"])
+def test_a_falling_entropy_weight_is_half_of_it_halfway_and_gone_in_the_end(name: str) -> None:
+    """An update halfway to the horizon equals one with half the weight, an update after it one with none."""
+    own: dict[str, Any] = {"a2c": {}, "ppo": {"batch_size": 4, "epochs": 1}}.get(
+        name, {"batch_size": 16, "gradient_steps": 4}
+    )
+    base = algorithms.by_name(name).Config(n_envs=4, rollout_length=4, width=8, **own)
+    frames = 16
+    counted = 1 if name in ON_POLICY else 0  # those count the rollout just collected
+
+    def after(iteration: int, **changes: Any) -> Any:
+        config = dataclasses.replace(base, horizon=4 * frames, **changes)
+        learner = make_learner("probe-both", config, 1)
+        algorithm = learner.algorithm
+        state = jax.tree.map(lambda leaf: leaf[0], learner.init([0]))
+        rng = np.random.default_rng(0)
+        batch = Rollout(
+            obs=jnp.asarray(rng.normal(size=(4, 4 + algorithm.rollouts.successors, 1)), jnp.float32),
+            action=jnp.asarray(rng.integers(0, 2, (4, 4)), jnp.int32),
+            reward=jnp.asarray(rng.normal(size=(4, 4)), jnp.float32),
+            terminated=jnp.zeros((4, 4), bool),
+            truncated=jnp.zeros((4, 4), bool),
+            log_mu=jnp.log(jnp.full((4, 4), 0.5)),
+        )
+        learnt, _ = algorithm.learn(state, batch, jnp.int32(iteration - counted), jax.random.PRNGKey(1))
+        return [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(learnt.params)]
+
+    def falling(iteration: int) -> Any:
+        return after(iteration, entropy=0.5, entropy_schedule="linear")
+
+    assert falling(2) == after(2, entropy=0.25)
+    assert falling(4) == after(4, entropy=0.0)
+    assert falling(6) == after(6, entropy=0.0)
+    assert falling(2) != falling(4)

@@ -105,7 +105,8 @@ class A2CAlgorithm(OnPolicy):
     ) -> tuple[TrainState, Metrics]:
         del key
         batch = jax.lax.stop_gradient(self.batch(state.params, rollouts))
-        grads, metrics = jax.grad(lambda p: loss(self.config, self.network, p, batch), has_aux=True)(state.params)
+        now = self.settings_at(iteration)
+        grads, metrics = jax.grad(lambda p: loss(now, self.network, p, batch), has_aux=True)(state.params)
         rate = self.learning_rate(iteration)
         params, opt_state, metrics = self.descend(state.params, state.optimiser, rate, grads, metrics)
         metrics |= {"learning_rate": rate, "finite": finite(params)}

@@ -179,6 +179,22 @@ def global_norm(grads: Params) -> Array:
     return optax.tree.norm(grads)
 
 
+class At:
+    """The settings at a moment: ``config``, but for the values given, which may be traced.
+
+    >>> from capo.neural.config import preset
+    >>> now = At(preset("default"), entropy=0.5)
+    >>> now.entropy, now.gamma
+    (0.5, 0.99)
+    """
+
+    def __init__(self, config: Any, **values: Array) -> None:
+        self.__dict__ |= {"_config": config} | values
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._config, name)
+
+
 def linear(start: float, schedule: str, progress: Array) -> Array:
     """A value that falls to 0 while ``progress`` goes from 0 to 1, or stays."""
     if schedule == "constant":

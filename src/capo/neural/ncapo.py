@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import optax
 
 from capo.neural import networks, replay
-from capo.neural.algorithm import Algorithm, Metrics, TrainState, finite, global_norm, linear
+from capo.neural.algorithm import Algorithm, At, Metrics, TrainState, finite, global_norm, linear
 from capo.neural.config import KL, NCAPOConfig
 from capo.neural.networks import NetworkSpec, Params
 from capo.neural.replay import Rollout
@@ -239,7 +239,7 @@ def optimiser(config: NCAPOConfig) -> optax.GradientTransformation:
 
 
 def gradient_step(
-    config: NCAPOConfig,
+    config: Any,
     spec: NetworkSpec,
     params: Params,
     target: Params,
@@ -249,7 +249,7 @@ def gradient_step(
     train: str,
     loss: Losses = losses,
 ) -> tuple[Params, Any, Metrics]:
-    """One step on one batch; see :func:`losses` for the arguments."""
+    """One step on one batch, with the settings of this moment; see :func:`losses` for the arguments."""
     grads, metrics = jax.grad(lambda p: loss(config, spec, p, target, batch, train), has_aux=True)(params)
     metrics["grad_norm"] = global_norm(grads)
     updates, new_opt_state = optimiser(config).update(grads, opt_state)
@@ -279,6 +279,11 @@ def epsilon_at(config: NCAPOConfig, frames: Array) -> Array:
 def learning_rate_at(config: NCAPOConfig, frames: Array) -> Array:
     """Learning rate after ``frames``."""
     return linear(config.learning_rate, config.learning_rate_schedule, frames / config.horizon)
+
+
+def entropy_at(config: NCAPOConfig, frames: Array) -> Array:
+    """Weight of the entropy after ``frames``."""
+    return linear(config.entropy, config.entropy_schedule, frames / config.horizon)
 
 
 def behaviour(logits: Array, epsilon: Array) -> Array:
@@ -316,12 +321,13 @@ class NCAPOAlgorithm(Algorithm):
         packed = rollouts._replace(obs=replay.pack(self.rollouts, rollouts.obs))
         stored = replay.add(self.rollouts, state.replay, packed, iteration)
         learning_rate = learning_rate_at(config, self._frames(iteration))
+        now = At(config, entropy=entropy_at(config, self._frames(iteration)))
 
         def steps(train: str, key: Array, carry: tuple[PyTree, PyTree]) -> tuple[tuple[PyTree, PyTree], Metrics]:
             def step(carry: tuple[PyTree, PyTree], index: Array) -> tuple[tuple[PyTree, PyTree], Metrics]:
                 batch = replay.take(self.rollouts, stored, index)
                 params, opt_state, metrics = gradient_step(
-                    config,
+                    now,
                     self.network,
                     carry[0],
                     state.target,

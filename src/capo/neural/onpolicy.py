@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from capo.neural import networks
-from capo.neural.algorithm import Algorithm, Metrics, global_norm, linear
+from capo.neural.algorithm import Algorithm, At, Metrics, global_norm, linear
 from capo.neural.networks import NetworkSpec, Params
 from capo.neural.replay import Rollout
 
@@ -137,6 +137,11 @@ class OnPolicy(Algorithm):
     def learning_rate(self, iteration: Array) -> Array:
         """Stable-Baselines3 counts the rollout just collected as progress, so the first update is below 1."""
         return linear(self.config.learning_rate, self.config.learning_rate_schedule, self.progress(iteration))
+
+    def settings_at(self, iteration: Array) -> Any:
+        """The settings, with the entropy's weight of this iteration."""
+        config = self.config
+        return At(config, entropy=linear(config.entropy, config.entropy_schedule, self.progress(iteration)))
 
     def progress(self, iteration: Array) -> Array:
         """Part of the horizon that is over once this iteration's frames are counted."""

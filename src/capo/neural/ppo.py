@@ -138,11 +138,12 @@ class PPOAlgorithm(OnPolicy):
         everything = self.batch(state.params, rollouts)
         rate = self.learning_rate(iteration)
         clip = linear(config.clip, config.clip_schedule, self.progress(iteration))
+        now = self.settings_at(iteration)
 
         def minibatch(carry: tuple[Params, PyTree], index: Array) -> tuple[tuple[Params, PyTree], Metrics]:
             params, opt_state = carry
             batch = Batch(*(leaf[index] for leaf in everything))
-            grads, metrics = jax.grad(lambda p: loss(config, self.network, p, batch, clip), has_aux=True)(params)
+            grads, metrics = jax.grad(lambda p: loss(now, self.network, p, batch, clip), has_aux=True)(params)
             params, opt_state, metrics = self.descend(params, opt_state, rate, grads, metrics)
             return (params, opt_state), metrics
 

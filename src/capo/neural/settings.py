@@ -131,6 +131,10 @@ class ActorCriticSettings(CommonSettings):
     """Decay of the second moment of rmsprop (adam uses 0.9 and 0.999)."""
     shared_trunk: bool = False
     """Whether actor and critic share all layers but their heads."""
+    entropy: float = 0.0
+    """Weight of the policy's entropy at the start of training, added to what the actor maximises."""
+    entropy_schedule: Schedule = "constant"
+    """constant, or linear: the entropy's weight falls to 0 at the horizon."""
 
 
 @dataclass(frozen=True)
@@ -143,8 +147,6 @@ class OnPolicySettings(ActorCriticSettings):
     """adam, rmsprop, or rmsprop-tf: TensorFlow's, whose moment starts at 1 with epsilon inside the root."""
     critic_coefficient: float = 0.5
     """Weight of the value's loss."""
-    entropy: float = 0.0
-    """Weight of the policy's entropy."""
     width: int = 64
     activation: Activation = "tanh"
     """relu or tanh."""
@@ -196,8 +198,6 @@ class RetraceSettings(EpsilonSettings, ActorCriticSettings):
     """Iterations between two of the actor's turns, if updates are separate."""
     critic_coefficient: float = 1.0
     """Weight of the critic's loss."""
-    entropy: float = 0.0
-    """Weight of the policy's entropy, added to what the actor maximises."""
     tau_q: float = 0.05
     """Fraction of the way the critic's target network moves to the critic, once an iteration."""
     tau_policy: float = 1.0
