@@ -203,7 +203,7 @@ def measure_game(game: str, copies: int, written_out: bool) -> dict[str, Any]:
     env = MinAtar(f"minatar-{game}")
     reset, step = type(env).reset.__get__(env), type(env).step.__get__(env)  # not yet written out, on any device
     if not written_out:
-        env._play = env._game.step  # pgx's, also where there is a step of our own
+        env._start, env._play = env._game.init, env._game.step  # pgx's, also where there are some of our own
     else:
         reset, step = (straight(function, LOOP_TURNS.get(env.name, 25)) for function in (reset, step))
     env.reset, env.step = reset, step  # type: ignore[method-assign]

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from capo.envs import seaquest
+from capo.envs import asterix, freeway, seaquest
 from capo.envs.protocol import Array, PyTree
 from capo.envs.straight import straight
 from capo.errors import CapoError
@@ -15,9 +15,10 @@ from capo.errors import CapoError
 GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
 # Games that are faster on an accelerator with their loops written out, and the most turns of a loop whose end is
 # not known beforehand: Space Invaders searches ten columns and rows.
-LOOP_TURNS = {"minatar-asterix": 0, "minatar-space_invaders": 10}
-# Games with a step of our own on every device: without loops, and the same to the bit as pgx's.
-STEPS = {"minatar-seaquest": seaquest.step}
+LOOP_TURNS = {"minatar-space_invaders": 10}
+# Games with a reset and a step of our own on every device: without loops, and the same to the bit as pgx's.
+RESETS = {"minatar-asterix": asterix.reset, "minatar-freeway": freeway.reset, "minatar-seaquest": seaquest.reset}
+STEPS = {"minatar-asterix": asterix.step, "minatar-freeway": freeway.step, "minatar-seaquest": seaquest.step}
 NAMES = tuple(f"minatar-{game}" for game in GAMES)
 
 
@@ -37,6 +38,7 @@ class MinAtar:
             raise CapoError(f"{name!r} needs the extra 'minatar': pip install 'capo-rl[minatar]'") from error
         self.name = name
         self._game = pgx.make(name)
+        self._start = RESETS.get(name, self._game.init)
         self._play = STEPS.get(name, self._game.step)
         start = jax.eval_shape(self._game.init, jax.random.PRNGKey(0))  # pgx itself would play, and compile
         (self.n_actions,) = start.legal_action_mask.shape
@@ -48,7 +50,7 @@ class MinAtar:
             self.step = straight(self.step, turns)  # type: ignore[method-assign]
 
     def reset(self, key: Array) -> tuple[PyTree, Array]:
-        state = self._game.init(key)
+        state: Any = self._start(key)
         return state, state.observation
 
     def step(self, key: Array, env_state: PyTree, action: Array) -> tuple[PyTree, Array, Array, Array, Array]:

@@ -9,8 +9,7 @@ comes first. Where several compete (shots and targets in one cell, room for dive
 gets its turn as pgx would serve them.
 
 A list is (rows, columns) of int32. Columns are x, y, whether it goes right, then timers; an empty row is all -1,
-and empty rows come last. Sets of rows are masks, or the bits of one integer with the first row the lowest bit:
-counting rows and finding the first of them is then arithmetic on single numbers.
+and empty rows come last.
 """
 
 from __future__ import annotations
@@ -22,18 +21,26 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from capo.envs import whole_lists
+from capo.envs.whole_lists import SIZE, STICKY, as_bits, before, numbers, off_screen
+
 Array = Any
 PyTree = Any
 Columns = list[Array]  # the columns of a list, (rows,) each
 
-STICKY = 0.1  # probability that the last action is repeated
 AIR = 200
 DIVERS_ABOARD = 6
 DIVER_EVERY, DIVER_WAIT, RELOAD, TORPEDO_EVERY = 30, 5, 5, 10
-SIZE = 10
-N_ACTIONS = 6
 LEFT, UP, RIGHT, DOWN, FIRE = 1, 2, 3, 4, 5
 FIELD = 6  # bits of a number in a packed row: -1 to 62, and no list that loses rows has larger ones
+
+
+def reset(_key: Array) -> PyTree:
+    """The first state: what ``init`` of pgx's Seaquest returns."""
+    from pgx.minatar.seaquest import State
+
+    state = State()
+    return state.replace(observation=observe(state))
 
 
 def step(state: PyTree, action: Array, key: Array) -> PyTree:
@@ -44,24 +51,12 @@ def step(state: PyTree, action: Array, key: Array) -> PyTree:
         action: (), 0 to 5.
         key: random key; used up in the same way as by pgx.
     """
-    action = jnp.asarray(action, jnp.int32)
-    action = jnp.clip(jnp.where(action < 0, action + N_ACTIONS, action), 0, N_ACTIONS - 1)  # as an index into six
-    legal = ((_rows(N_ACTIONS) == action) & state.legal_action_mask).any()
-    over = state.terminated | state.truncated
-    still = state.replace(rewards=jnp.zeros_like(state.rewards))
-    state = jax.tree.map(lambda old, new: jnp.where(over, old, new), still, _play(state, action, key))
-    terminated = state.terminated | ~legal
-    state = state.replace(
-        rewards=jnp.where(legal, state.rewards, -1.0),
-        terminated=terminated,
-        legal_action_mask=state.legal_action_mask | terminated,
-    )
-    return state.replace(observation=observe(state))
+    return whole_lists.step_by(_play, observe, state, action, key)
 
 
 def observe(state: PyTree) -> Array:
     """The screen, (10, 10, 10): row, column, kind of thing."""
-    lines = _rows(SIZE)
+    lines = numbers(SIZE)
     player_back = jnp.where(state._sub_or, state._sub_x - 1, state._sub_x + 1)
     player = (lines == state._sub_y) * (_column_bit(state._sub_x) | (_column_bit(player_back) << SIZE))
     shots, torpedoes = (
@@ -74,7 +69,7 @@ def observe(state: PyTree) -> Array:
     backs = (fish | subs | divers) >> SIZE
     kinds = (
         *(player, player >> SIZE, shots, backs, torpedoes, fish, subs),
-        *(bottom * _bits(lines < gauge), bottom * _bits(aboard), divers),
+        *(bottom * as_bits(lines < gauge), bottom * as_bits(aboard), divers),
     )
     rows = jnp.stack(kinds, axis=-1)  # (row, kind), a bit for every column
     return ((rows[:, None, :] >> lines[:, None]) & 1).astype(jnp.bool_)
@@ -88,7 +83,7 @@ def _column_bit(x: Array) -> Array:
 
 def _drawn(y: Array, bits: Array) -> Array:
     """Rows of the screen (10,): the bits of all things in a row together."""
-    placed = jnp.where(y == _rows(SIZE)[:, None], bits, 0)
+    placed = jnp.where(y == numbers(SIZE)[:, None], bits, 0)
     return lax.reduce(placed, jnp.int32(0), lax.bitwise_or, (1,))
 
 
@@ -179,15 +174,14 @@ def _play(state: PyTree, action: Array, key: Array) -> PyTree:
 
 
 def _draw(key: Array) -> dict[str, Array]:
-    """Everything random in a step: six keys in pgx's order, drawn from by kind to call the generator less often.
+    """Everything random in a step: six keys in pgx's order, drawn from together.
 
     A draw from two things is the parity of a draw from eight: both are the low bits of the same number.
     """
     keys = jax.random.split(key, 6)
-    uniform = jax.vmap(jax.random.uniform)(jnp.stack([keys[0], keys[2]]))
-    of_eight = jax.vmap(lambda one: jax.random.randint(one, (), 0, 8))(
-        jnp.stack([keys[1], keys[3], keys[4], keys[5]])
-    ).astype(jnp.int32)
+    integers = whole_lists.integer_keys([keys[1], keys[3], keys[4], keys[5]])
+    bits = whole_lists.random_bits([keys[0], keys[2], *integers])
+    uniform, of_eight = whole_lists.uniform(bits[:2]), (bits[2:] % 8).astype(jnp.int32)
     return {
         "sticky": uniform[0] < STICKY,
         "is_sub": 1 - uniform[1] <= 1 / 3,
@@ -217,8 +211,8 @@ def _move_shots(shots: Columns, fish: Columns, subs: Columns) -> tuple[Columns, 
     """
     there = _there(shots)
     shots = [shots[0] + _way(shots[2]), *shots[1:]]
-    there &= ~_out(shots[0])
-    on_fish, on_subs = (_bits(_same_cell(shots, enemies) & there[:, None]) for enemies in (fish, subs))
+    there &= ~off_screen(shots[0])
+    on_fish, on_subs = (as_bits(_same_cell(shots, enemies) & there[:, None]) for enemies in (fish, subs))
     fish_hit = subs_hit = spent = jnp.int32(0)
     for i in reversed(range(len(there))):
         first_fish = _lowest(on_fish[i] & ~fish_hit)
@@ -242,7 +236,7 @@ def _move_divers(divers: Columns, aboard: Array, x: Array, y: Array) -> tuple[Ar
     moved_x = divers[0] + _way(divers[2])
     meets = there & (divers[1] == y) & ((divers[0] == x) | (moves & (moved_x == x)))
     picked = meets & (aboard + _after(meets) < DIVERS_ABOARD)
-    left = there & ~picked & ~(moves & _out(moved_x))
+    left = there & ~picked & ~(moves & off_screen(moved_x))
     moved = [
         jnp.where(moves, moved_x, divers[0]),
         *divers[1:3],
@@ -275,9 +269,9 @@ def _move_enemies(
     meets = there & (enemies[0] == x) & (enemies[1] == y)
     moved_x = jnp.where(moves, enemies[0] + _way(enemies[2]), enemies[0])
     enemies = [moved_x, *enemies[1:3], jnp.where(moves, wait, enemies[3] - 1), *enemies[4:]]
-    out = moves & _out(moved_x)
+    out = moves & off_screen(moved_x)
     meets_now = moves & (moved_x == x) & (enemies[1] == y)
-    on = _bits(_same_cell(shots, enemies) & flying[:, None] & (moves & ~out & ~meets_now))
+    on = as_bits(_same_cell(shots, enemies) & flying[:, None] & (moves & ~out & ~meets_now))
     hit = spent = jnp.int32(0)
     for i in range(len(flying)):  # the first shot of a cell goes to its last enemy
         last = _highest(on[i] & ~hit)
@@ -296,11 +290,11 @@ def _launch(torpedoes: Array, subs: Columns, launching: Array) -> Array:
     free = torpedoes[:, 0] == -1
     packed = _packed(subs[:3])
     turn = _after(launching)
-    takes = free[:, None] & launching & (turn == _before(free)[:, None])  # (torpedo, sub)
+    takes = free[:, None] & launching & (turn == before(free)[:, None])  # (torpedo, sub)
     late = (
-        launching & (turn >= free.sum(dtype=jnp.int32)) & (_before(launching) == 0)
+        launching & (turn >= free.sum(dtype=jnp.int32)) & (before(launching) == 0)
     )  # the last to launch, if without a row
-    overwritten = (_rows(len(free)) == 0) & late.any()
+    overwritten = (numbers(len(free)) == 0) & late.any()
     takes = jnp.where(overwritten[:, None], late, takes)
     found = jnp.where(takes, packed, 0).sum(1, dtype=jnp.int32)
     return jnp.where((found != 0)[:, None], _unpacked(found, 3), torpedoes)
@@ -315,7 +309,7 @@ def _move_torpedoes(torpedoes: Array, x: Array, y: Array) -> tuple[Array, Array]
         The torpedoes and whether one met the player, before its move or after it.
     """
     free = torpedoes[:, 0] == -1
-    moves = free.any() & ~free & (_before(free) == 0)
+    moves = free.any() & ~free & (before(free) == 0)
     moved_x = torpedoes[:, 0] + _way(torpedoes[:, 2])
     meets = moves & (torpedoes[:, 1] == y) & ((torpedoes[:, 0] == x) | (moved_x == x))
     moved = jnp.stack([jnp.where(moves, moved_x, torpedoes[:, 0]), torpedoes[:, 1], torpedoes[:, 2]], axis=1)
@@ -334,8 +328,8 @@ def _there(columns: Columns) -> Array:
 def _put(columns: Columns, values: Sequence[Array | int], when: Array) -> Columns:
     """The list with one more thing in its first empty row; in a full list, over the first."""
     empty = ~_there(columns)
-    first = empty & (_before(empty) == 0)
-    first |= ~empty.any() & (_rows(len(empty)) == 0)
+    first = empty & (before(empty) == 0)
+    first |= ~empty.any() & (numbers(len(empty)) == 0)
     return [jnp.where(when & first, value, column) for value, column in zip(values, columns, strict=True)]
 
 
@@ -343,28 +337,14 @@ def _way(right: Array) -> Array:
     return jnp.where(right != 0, 1, -1)
 
 
-def _out(x: Array) -> Array:
-    return (x < 0) | (x >= SIZE)
-
-
 def _same_cell(one: Columns, other: Columns) -> Array:
     """Which are in the same cell, (rows of the one, rows of the other)."""
     return (one[0][:, None] == other[0]) & (one[1][:, None] == other[1])
 
 
-def _rows(n: int) -> Array:
-    """Numbers of n rows, (n,)."""
-    return jnp.arange(n, dtype=jnp.int32)
-
-
-def _bits(mask: Array) -> Array:
-    """A set of rows (..., rows), at most 31, as the bits of an integer (...)."""
-    return jnp.where(mask, 1 << _rows(mask.shape[-1]), 0).sum(-1, dtype=jnp.int32)
-
-
 def _mask(bits: Array, n: int) -> Array:
     """The set of rows with these bits, (n,)."""
-    return ((bits >> _rows(n)) & 1) != 0
+    return ((bits >> numbers(n)) & 1) != 0
 
 
 def _lowest(bits: Array) -> Array:
@@ -377,15 +357,9 @@ def _highest(bits: Array) -> Array:
     return jnp.where(bits == 0, 0, 1 << (31 - lax.clz(bits | 1)))
 
 
-def _before(mask: Array) -> Array:
-    """How many rows of the set come before each row, (..., rows)."""
-    below = (1 << _rows(mask.shape[-1])) - 1
-    return lax.population_count(_bits(mask)[..., None] & below)
-
-
 def _after(mask: Array) -> Array:
     """How many rows of the set come after each row, (..., rows)."""
-    return lax.population_count(_bits(mask)[..., None] >> (1 + _rows(mask.shape[-1])))
+    return lax.population_count(as_bits(mask)[..., None] >> (1 + numbers(mask.shape[-1])))
 
 
 def _packed(columns: Columns) -> Array:
@@ -398,12 +372,12 @@ def _packed(columns: Columns) -> Array:
 
 def _unpacked(packed: Array, n_columns: int) -> Array:
     """The list (rows, columns) of packed rows."""
-    shifts = FIELD * _rows(n_columns)
+    shifts = FIELD * numbers(n_columns)
     return ((packed[:, None] >> shifts) & ((1 << FIELD) - 1)) - 1
 
 
 def _closed(columns: Columns, left: Array) -> Array:
     """The list (rows, columns) of the rows that are left, without gaps."""
-    row = _rows(len(left))
-    goes_to = left & (_before(left) == row[:, None])  # (new row, old row)
+    row = numbers(len(left))
+    goes_to = left & (before(left) == row[:, None])  # (new row, old row)
     return _unpacked(jnp.where(goes_to, _packed(columns), 0).sum(1, dtype=jnp.int32), len(columns))
