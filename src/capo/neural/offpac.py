@@ -8,7 +8,8 @@ Q is the paper's equation; the authors' program has the advantage A = Q - V in i
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import dataclasses
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
 import jax
@@ -16,10 +17,11 @@ import jax.numpy as jnp
 
 from capo.neural import ncapo, networks
 from capo.neural.algorithm import Metrics
+from capo.neural.config import preset as ncapo_preset
 from capo.neural.ncapo import NCAPOAlgorithm
 from capo.neural.networks import NetworkSpec, Params
 from capo.neural.replay import Rollout
-from capo.neural.settings import RetraceSettings, TargetFrom, is_minatar
+from capo.neural.settings import RetraceSettings, TargetFrom
 
 Array = Any
 Behaviour = Literal["uniform", "policy"]
@@ -47,80 +49,18 @@ class OffPACConfig(RetraceSettings):
 
     @classmethod
     def _preset(cls, name: str, env_name: str) -> Self:
-        paper = cls(
-            n_envs=8,  # open: "train frequency (64, steps)" is read as 8 environments x 8 steps
-            rollout_length=8,  # open, see n_envs
-            batch_size=32,  # table
-            gradient_steps=30,  # table
-            replay_rollouts=6400,  # table
-            behaviour="uniform",  # text: "We choose such behavior policy to be a uniform policy"
-            weight="q",  # the paper's equation
-            gamma=0.99,  # table
-            learning_rate=5e-4,  # table
-            max_grad_norm=0.8,  # table
-            network="mlp",  # text: shares NCAPO's code; two layers
-            width=256,  # open, as NCAPO's
-            epsilon_start=0.0,  # table
-            epsilon_final=0.0,  # table
-            epsilon_fraction=0.1,  # table
-            critic_coefficient=1.0,  # table; 0.25 in Asterix
-            entropy=0.0,  # table
-            tau_q=0.05,  # table
-            tau_policy=1.0,  # table
-        )
-        # What the authors' released program does, where it differs from the paper.
-        official = replace(
-            paper,
-            n_envs=40,
-            rollout_length=20,
-            weight="advantage",
-            gamma=0.995,
-            learning_rate_schedule="linear",
-            optimiser="rmsprop",
-            max_grad_norm=0.5,
-            network="auto",
-            width=512,
-            shared_trunk=True,
-            target_critic="head",
-            updates="separate",
-            actor_every=2,
-            replay_clear_every=50,
-        )
-        if name in ("paper", "official"):
-            config = paper if name == "paper" else official
-            asterix = "asterix" in env_name.lower()  # the table's footnote
-            return replace(config, critic_coefficient=0.25) if asterix else config
-        default = cls(
-            batch_size=256,
-            gradient_steps=8,
-            learning_rate_schedule="linear",
-            layer_norm=True,
-            shared_trunk=True,
-            entropy=0.01,
-        )
-        if not is_minatar(env_name):
-            return replace(
-                default,
-                n_envs=8,
-                rollout_length=16,
-                batch_size=32,
-                replay_rollouts=1024,
-                learning_rate=1e-3,
-                width=64,
-                layer_norm=False,
-                shared_trunk=False,
-            )
-        if name == "default":
-            return default
-        return replace(
-            default,
-            n_envs=64,
-            rollout_length=8,
-            batch_size=64,
-            gradient_steps=4,
-            replay_rollouts=4096,
-            network="mlp",
-        )
+        """NCAPO's preset of that name but for what is its own: the machinery is the same (text)."""
+        like = ncapo_preset(name, env_name)
+        same = {field.name: getattr(like, field.name) for field in dataclasses.fields(RetraceSettings)}
+        return cls(**same | _OWN, weight="q" if name == "paper" else "advantage")
+
+
+_OWN: dict[str, Any] = {
+    "behaviour": "uniform",  # text: "We choose such behavior policy to be a uniform policy"
+    "epsilon_start": 0.0,  # table
+    "epsilon_final": 0.0,  # table
+    "target_from": "current",  # open
+}
 
 
 def losses(
