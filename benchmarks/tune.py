@@ -165,7 +165,7 @@ def compare(game: str, options: argparse.Namespace) -> list[Row]:
             "evaluation_by_seed": [round(float(x), 2) for x in returns[own]],
         }
 
-    about = {"training_seconds": round(spent, 1), "made_by": provenance()}
+    about = {"training_seconds": round(spent, 1), "config": config.to_dict(), "made_by": provenance()}
     return [row(index) | (about if index == 0 else {}) for index in range(len(settings))]
 
 

@@ -79,7 +79,7 @@ _PAPER = NCAPOConfig(
     gradient_steps=30,  # table
     replay_rollouts=6400,  # table; read as rollouts, which is what the replay holds
     gamma=0.99,  # table
-    retrace_lambda=1.0,  # open
+    retrace_lambda=0.5,  # open: with the sign alone, returns that look far ahead are too noisy (results/tuning)
     learning_rate=5e-4,  # table
     learning_rate_schedule="linear",  # authors
     optimiser="adam",  # open
@@ -106,6 +106,7 @@ _OFFICIAL = dataclasses.replace(
     _PAPER,
     rollout_length=20,
     gamma=0.995,
+    retrace_lambda=1.0,
     optimiser="rmsprop",
     optimiser_decay=0.99,
     optimiser_epsilon=1e-5,
