@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import mpmath
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from capo import CapoError, StepSize
@@ -73,6 +73,8 @@ def test_a_run_of_updates_follows_exact_arithmetic(step, data):
             counts[action] += 1
             signs = np.zeros(n, int)
             signs[action] = sign
+            if step.kind == "on-policy":  # it jumps where pi = beta, and an update from next to nothing ends there
+                assume(abs(log_pi[action] + np.log(n + 1)) > 1e-9)
             theta = exact_update(theta, [action], [sign], step, counts)
             log_pi = coordinate_update(log_pi, signs, step.alpha(log_pi, signs, counts))
             expected = exact_log_policy(theta)
