@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import helpers_games
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,15 +32,12 @@ BOTH = in_both(GAME.step, seaquest.step)
 
 def made_up(rng):
     """States that play seldom or never reaches: full lists, crowded cells, timers at 0, games over."""
-    n = COPIES
+    n, mixed = COPIES, partial(helpers_games.mixed, rng)
     width, height = (np.where(rng.random((n, 1)) < 0.5, most, rng.integers(1, 5, (n, 1))) for most in (10, 8))
     left, top = (
         (rng.random((n, 1)) * (11 - width)).astype(int),
         1 + (rng.random((n, 1)) * (9 - height)).astype(int),
     )
-
-    def mixed(share, special, otherwise):
-        return np.where(rng.random(n) < share, special, otherwise).astype(np.int32)
 
     def things(rows, *timers):
         columns = [

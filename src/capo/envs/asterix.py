@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from capo.envs import whole_lists
-from capo.envs.whole_lists import FINE, SIZE, STICKY, numbers
+from capo.envs.whole_lists import FINE, SIZE, STICKY, numbers, way
 
 Array = Any
 PyTree = Any
@@ -55,7 +55,7 @@ def observe(state: PyTree) -> Array:
     things = jnp.pad(state._entities, ((1, 1), (0, 0)), constant_values=NOTHING)  # of every line
     x, _, right, treasure = (things[:, i] for i in range(4))
     player_x = jnp.where(numbers(SIZE) == state._player_y, state._player_x, NOTHING)
-    return whole_lists.screen(4, [(player_x, 0), (x, jnp.where(treasure != 0, 3, 1)), (x - _way(right), 2)])
+    return whole_lists.screen(4, [(player_x, 0), (x, jnp.where(treasure != 0, 3, 1)), (x - way(right), 2)])
 
 
 def _play(state: PyTree, action: Array, key: Array) -> PyTree:
@@ -78,7 +78,7 @@ def _play(state: PyTree, action: Array, key: Array) -> PyTree:
     player_x = jnp.clip(state._player_x + (action == RIGHT) - (action == LEFT), 0, SIZE - 1)
     player_y = jnp.clip(state._player_y + (action == DOWN) - (action == UP), 1, SIZE - 2)
     due = state._move_timer == 0
-    moved_x = jnp.where(due & (x != NOTHING), x + _way(right), x)
+    moved_x = jnp.where(due & (x != NOTHING), x + way(right), x)
     meets = (line == player_y) & ((x == player_x) | (moved_x == player_x))
     taken = meets & (treasure == 1)
     gone = taken | whole_lists.off_screen(moved_x)
@@ -107,10 +107,6 @@ def _play(state: PyTree, action: Array, key: Array) -> PyTree:
         _terminal=terminal,
         _last_action=action,
     )
-
-
-def _way(right: Array) -> Array:
-    return jnp.where(right != 0, 1, -1)
 
 
 def _draw(key: Array, n_free: Array) -> dict[str, Array]:

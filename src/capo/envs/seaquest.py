@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from capo.envs import whole_lists
-from capo.envs.whole_lists import SIZE, STICKY, as_bits, before, numbers, off_screen
+from capo.envs.whole_lists import SIZE, STICKY, as_bits, before, numbers, off_screen, way
 
 Array = Any
 PyTree = Any
@@ -90,7 +90,7 @@ def _drawn(y: Array, bits: Array) -> Array:
 def _drawn_with_back(list_: Array) -> Array:
     """Rows of the screen (10,) with the things of a list, and ten bits further the cells they come from."""
     x, y, right = (list_[:, i] for i in range(3))
-    back = x - _way(right)
+    back = x - way(right)
     return _drawn(y, _column_bit(x) | (_column_bit(back) << SIZE))
 
 
@@ -210,7 +210,7 @@ def _move_shots(shots: Columns, fish: Columns, subs: Columns) -> tuple[Columns, 
         The shots; which of them still fly (5,); which fish (25,) and which subs (25,) are left; how many were hit.
     """
     there = _there(shots)
-    shots = [shots[0] + _way(shots[2]), *shots[1:]]
+    shots = [shots[0] + way(shots[2]), *shots[1:]]
     there &= ~off_screen(shots[0])
     on_fish, on_subs = (as_bits(_same_cell(shots, enemies) & there[:, None]) for enemies in (fish, subs))
     fish_hit = subs_hit = spent = jnp.int32(0)
@@ -233,7 +233,7 @@ def _move_divers(divers: Columns, aboard: Array, x: Array, y: Array) -> tuple[Ar
         The list of divers (5, 4) and how many are aboard.
     """
     there, moves = _there(divers), divers[3] == 0
-    moved_x = divers[0] + _way(divers[2])
+    moved_x = divers[0] + way(divers[2])
     meets = there & (divers[1] == y) & ((divers[0] == x) | (moves & (moved_x == x)))
     picked = meets & (aboard + _after(meets) < DIVERS_ABOARD)
     left = there & ~picked & ~(moves & off_screen(moved_x))
@@ -267,7 +267,7 @@ def _move_enemies(
     """
     moves = there & (enemies[3] == 0)
     meets = there & (enemies[0] == x) & (enemies[1] == y)
-    moved_x = jnp.where(moves, enemies[0] + _way(enemies[2]), enemies[0])
+    moved_x = jnp.where(moves, enemies[0] + way(enemies[2]), enemies[0])
     enemies = [moved_x, *enemies[1:3], jnp.where(moves, wait, enemies[3] - 1), *enemies[4:]]
     out = moves & off_screen(moved_x)
     meets_now = moves & (moved_x == x) & (enemies[1] == y)
@@ -310,7 +310,7 @@ def _move_torpedoes(torpedoes: Array, x: Array, y: Array) -> tuple[Array, Array]
     """
     free = torpedoes[:, 0] == -1
     moves = free.any() & ~free & (before(free) == 0)
-    moved_x = torpedoes[:, 0] + _way(torpedoes[:, 2])
+    moved_x = torpedoes[:, 0] + way(torpedoes[:, 2])
     meets = moves & (torpedoes[:, 1] == y) & ((torpedoes[:, 0] == x) | (moved_x == x))
     moved = jnp.stack([jnp.where(moves, moved_x, torpedoes[:, 0]), torpedoes[:, 1], torpedoes[:, 2]], axis=1)
     return moved, meets.any()
@@ -331,10 +331,6 @@ def _put(columns: Columns, values: Sequence[Array | int], when: Array) -> Column
     first = empty & (before(empty) == 0)
     first |= ~empty.any() & (numbers(len(empty)) == 0)
     return [jnp.where(when & first, value, column) for value, column in zip(values, columns, strict=True)]
-
-
-def _way(right: Array) -> Array:
-    return jnp.where(right != 0, 1, -1)
 
 
 def _same_cell(one: Columns, other: Columns) -> Array:

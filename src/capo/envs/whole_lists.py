@@ -76,6 +76,11 @@ def off_screen(column: Array) -> Array:
     return (column < 0) | (column >= SIZE)
 
 
+def way(right: Array) -> Array:
+    """Columns that a thing moves by: 1 to the right, -1 to the left."""
+    return jnp.where(right != 0, 1, -1)
+
+
 def random_bits(keys: Sequence[Array]) -> Array:
     """32 random bits for each key, (keys,), by one call of the generator.
 
