@@ -84,7 +84,7 @@ _PAPER = NCAPOConfig(
     learning_rate_schedule="linear",  # authors
     optimiser="adam",  # open
     max_grad_norm=0.8,  # table
-    network="mlp",  # text: "four simple 2-layer feed-forward neural networks"
+    network="auto",  # text: "four simple 2-layer feed-forward neural networks"; authors: on grids one convolves
     width=256,  # open here; 256 is what the chain experiment uses
     shared_trunk=False,  # text: separate networks
     epsilon_start=0.3,  # table; 0.8 in Asterix
@@ -111,7 +111,6 @@ _OFFICIAL = dataclasses.replace(
     optimiser_decay=0.99,
     optimiser_epsilon=1e-5,
     max_grad_norm=0.5,
-    network="auto",  # conv 16@3x3 + dense 512 on image grids
     width=512,
     shared_trunk=True,
     target_critic="head",
@@ -123,15 +122,15 @@ _OFFICIAL = dataclasses.replace(
 )
 
 # What worked best on MinAtar: LayerNorm, |A| as a weight (normalised, or it is lost beside the critic in the
-# shared trunk), a little entropy, one trunk; many small batches rather than a few large ones, a lambda below 1 and
-# little exploration in the end (results/tuning).
+# shared trunk), a little entropy, one trunk; many small batches rather than a few large ones, a lambda below 1,
+# little exploration in the end, and to look far ahead (results/tuning).
 _DEFAULT = NCAPOConfig(
     n_envs=40,
     rollout_length=20,
     batch_size=32,
     gradient_steps=30,
     replay_rollouts=6400,
-    gamma=0.99,
+    gamma=0.995,
     retrace_lambda=0.8,
     learning_rate=1e-3,
     learning_rate_schedule="linear",
@@ -155,6 +154,7 @@ _CPU = dataclasses.replace(
     batch_size=64,
     gradient_steps=4,
     replay_rollouts=1600,
+    gamma=0.99,
     retrace_lambda=0.9,
     network="mlp",
 )
@@ -167,6 +167,7 @@ _VECTOR = dataclasses.replace(
     batch_size=32,
     gradient_steps=8,
     replay_rollouts=1024,
+    gamma=0.99,
     retrace_lambda=1.0,
     epsilon_final=0.05,
     network="auto",

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from capo.errors import CapoError
+from capo.neural.layer_norm import normalise
 
 Array = Any
 Params = Any  # a dict tree of arrays
@@ -153,7 +154,7 @@ def outputs(spec: NetworkSpec, network: Params, obs: Array) -> Array:
 
 def head(spec: NetworkSpec, layer: Params, features: Array) -> Array:
     """Features (..., width) to the head's numbers (usually one an action), float32."""
-    return _apply_dense(spec, layer, features, jnp.float32)
+    return _product(spec, layer["kernel"], features, jnp.float32) + layer["bias"]
 
 
 def body(spec: NetworkSpec, layers: Params, obs: Array) -> Array:
@@ -164,7 +165,7 @@ def body(spec: NetworkSpec, layers: Params, obs: Array) -> Array:
         x = _convolve(spec, layers["conv"], x)
     x = x.reshape(*lead, -1)
     for layer in layers["dense"]:
-        x = _activate(spec, layer, _apply_dense(spec, layer, x))
+        x = _activate(spec, layer, _product(spec, layer["kernel"], x))
     return x
 
 
@@ -180,14 +181,13 @@ def _convolve(spec: NetworkSpec, layer: Params, x: Array) -> Array:
     rows, columns = height - KERNEL + 1, width - KERNEL + 1
     if width > WHOLE_LINES:
         shifts = [x[..., i : i + rows, j : j + columns, :] for i in range(KERNEL) for j in range(KERNEL)]
-        return _activate(spec, layer, _apply_dense(spec, layer, jnp.concatenate(shifts, axis=-1)))
+        return _activate(spec, layer, _product(spec, layer["kernel"], jnp.concatenate(shifts, axis=-1)))
     lines = x.reshape(*x.shape[:-3], height, -1)
     # Made once: otherwise bits are unpacked anew for each of the three copies.
     lines = jax.lax.optimization_barrier(lines)  # type: ignore[no-untyped-call]
     windows = jnp.concatenate([lines[..., i : i + rows, :] for i in range(KERNEL)], axis=-1)
-    wide = {"kernel": _banded(layer["kernel"], width), "bias": jnp.tile(layer["bias"], columns)}
-    result = _apply_dense(spec, wide, windows)
-    return _activate(spec, layer, result.reshape(*result.shape[:-1], columns, spec.conv_features))
+    product = _product(spec, _banded(layer["kernel"], width), windows)
+    return _activate(spec, layer, product.reshape(*product.shape[:-1], columns, spec.conv_features))
 
 
 def _banded(kernel: Array, width: int) -> Array:
@@ -198,19 +198,21 @@ def _banded(kernel: Array, width: int) -> Array:
     return jnp.stack(shifted, axis=3).reshape(-1, columns * kernel.shape[-1])
 
 
-def _activate(spec: NetworkSpec, layer: Params, x: Array) -> Array:
+def _activate(spec: NetworkSpec, layer: Params, product: Array) -> Array:
+    """What follows a product (..., n): bias, LayerNorm where there is one, activation; in the product's format."""
+    relu = spec.activation == "relu"
     if "scale" in layer:
-        mean = x.mean(axis=-1, keepdims=True)
-        variance = jnp.square(x - mean).mean(axis=-1, keepdims=True)
-        x = (x - mean) * jax.lax.rsqrt(variance + 1e-6) * layer["scale"] + layer["shift"]
-    return jax.nn.relu(x) if spec.activation == "relu" else jnp.tanh(x)
+        gpu = jax.default_backend() == "gpu"
+        x = normalise(product, layer["bias"], layer["scale"], layer["shift"], relu, gpu)
+        return x if relu else jnp.tanh(x.astype(jnp.float32)).astype(product.dtype)
+    x = product.astype(jnp.float32) + layer["bias"]
+    return (jax.nn.relu(x) if relu else jnp.tanh(x)).astype(product.dtype)
 
 
-def _apply_dense(spec: NetworkSpec, layer: Params, x: Array, result: Any = None) -> Array:
-    """``x @ kernel + bias`` in the chosen precision (the product comes as ``result``), float32 from there on."""
+def _product(spec: NetworkSpec, kernel: Array, x: Array, result: Any = None) -> Array:
+    """``x @ kernel`` in the chosen precision; the product comes as ``result``, if given."""
     dtype = jnp.dtype(spec.precision)
-    product = jnp.matmul(x.astype(dtype), layer["kernel"].astype(dtype), preferred_element_type=result or dtype)
-    return product.astype(jnp.float32) + layer["bias"]
+    return jnp.matmul(x.astype(dtype), kernel.astype(dtype), preferred_element_type=result or dtype)
 
 
 def init_body(spec: NetworkSpec, rng: np.random.Generator) -> Params:
