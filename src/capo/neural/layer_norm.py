@@ -1,4 +1,4 @@
-"""LayerNorm and relu after a matrix product, as few passes over memory as there can be.
+"""LayerNorm and relu after a matrix product, in as few passes over memory as there can be.
 
 On an accelerator the products of these small networks take less time than what is done to their results: autodiff
 writes float32 copies of bfloat16 arrays and reads them again. So the derivative is written by hand, arrays that
@@ -9,16 +9,24 @@ way back. On a GPU each way is one kernel.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
 
 Array = Any
 
 EPSILON = 1e-6
 BLOCK = 4096  # numbers that one GPU program works on
+
+
+class Given(NamedTuple):
+    """What the result is computed from, and all that is kept for the way back."""
+
+    product: Array  # (..., F), bfloat16 or float32
+    bias: Array  # (F,) float32, like the next two
+    scale: Array
+    shift: Array
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4, 5))
@@ -27,65 +35,65 @@ def normalise(product: Array, bias: Array, scale: Array, shift: Array, relu: boo
 
     Args:
         product: (..., F), bfloat16 or float32.
-        bias, scale, shift: (F,) float32.
+        bias: (F,) float32.
+        scale: (F,) float32.
+        shift: (F,) float32.
         relu: False leaves negative numbers.
-        kernel: whether to use the GPU kernels.
+        kernel: whether to use the GPU kernels, where the shape allows it.
     """
     return _forward(product, bias, scale, shift, relu, kernel)[0]
 
 
-def _forward(product: Array, bias: Array, scale: Array, shift: Array, relu: bool, kernel: bool) -> tuple[Array, Any]:
-    given = (product, bias, scale, shift)
-    rows = _rows(product) if kernel else 0
-    if rows:
-        flat = product.reshape(-1, product.shape[-1])
-        result = _call(partial(_forward_kernel, relu=relu), rows, [flat], given[1:], [flat.dtype], 0)[0]
-        return result.reshape(product.shape), given
-    return _result(*_normal(product, bias)[:1], scale, shift, relu).astype(product.dtype), given
+def _forward(
+    product: Array, bias: Array, scale: Array, shift: Array, relu: bool, kernel: bool
+) -> tuple[Array, Given]:
+    given = Given(product, bias, scale, shift)
+    if kernel and (rows := _rows(product)):
+        (result,) = _call(partial(_forward_kernel, relu=relu), rows, [product], given, sums=0)
+    else:
+        result = _result(given, relu).astype(product.dtype)
+    return result, given
 
 
-def _backward(relu: bool, kernel: bool, given: Any, gradient: Array) -> tuple[Array, Array, Array, Array]:
-    product, bias, scale, shift = given
-    n = product.shape[-1]
-    rows = _rows(product) if kernel else 0
-    if rows:
-        flat = [x.reshape(-1, n) for x in (product, gradient)]
-        way_back = partial(_backward_kernel, relu=relu)
-        to_product, *sums = _call(way_back, rows, flat, given[1:], [product.dtype], 3)
-        return (to_product.reshape(product.shape), *(x.sum(axis=0) for x in sums))
-    to_product, to_scale, to_shift = _derivative(product, gradient, bias, scale, shift, relu)
-    batch = tuple(range(product.ndim - 1))
-    sums = [x.sum(axis=batch) for x in (to_product, to_scale, to_shift)]
-    return to_product.astype(product.dtype), *sums
+def _backward(relu: bool, kernel: bool, given: Given, gradient: Array) -> tuple[Array, Array, Array, Array]:
+    product = given.product
+    if kernel and (rows := _rows(product)):
+        long = [product, gradient]
+        to_product, *sums = _call(partial(_backward_kernel, relu=relu), rows, long, given, sums=3)
+        to_bias, to_scale, to_shift = (part.sum(axis=0) for part in sums)
+    else:
+        derivatives = _derivatives(given, gradient, relu)
+        to_product = derivatives[0].astype(product.dtype)
+        batch = tuple(range(product.ndim - 1))
+        to_bias, to_scale, to_shift = (each.sum(axis=batch) for each in derivatives)
+    return to_product, to_bias, to_scale, to_shift
 
 
 normalise.defvjp(_forward, _backward)
 
 
-def _normal(product: Array, bias: Array) -> tuple[Array, Array]:
-    """(product + bias - mean) / deviation, and 1 / deviation."""
-    n = product.shape[-1]
-    x = product.astype(jnp.float32) + bias
+def _normal(given: Given) -> tuple[Array, Array]:
+    """(product + bias - mean) / deviation, and 1 / deviation; float32."""
+    n = given.product.shape[-1]
+    x = given.product.astype(jnp.float32) + given.bias
     x = x - jnp.sum(x, axis=-1, keepdims=True) / n
     inverse = jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) / n + EPSILON)
     return x * inverse, inverse
 
 
-def _result(normal: Array, scale: Array, shift: Array, relu: bool) -> Array:
-    y = normal * scale + shift
+def _result(given: Given, relu: bool) -> Array:
+    y = _normal(given)[0] * given.scale + given.shift
     return jnp.maximum(y, 0.0) if relu else y
 
 
-def _derivative(
-    product: Array, gradient: Array, bias: Array, scale: Array, shift: Array, relu: bool
-) -> tuple[Array, Array, Array]:
-    """float32 derivatives with respect to the product, and each row's part of those to scale and shift."""
-    n = product.shape[-1]
-    normal, inverse = _normal(product, bias)
+def _derivatives(given: Given, gradient: Array, relu: bool) -> tuple[Array, Array, Array]:
+    """With respect to product + bias, scale and shift, each (..., F) float32: not yet summed over the batch."""
+    n = gradient.shape[-1]
+    normal, inverse = _normal(given)
     above = gradient.astype(jnp.float32)
     if relu:
-        above = jnp.where(normal * scale + shift > 0, above, 0.0)
-    inner = above * scale
+        above = jnp.where(normal * given.scale + given.shift > 0, above, 0.0)
+    inner = above * given.scale
     mean = jnp.sum(inner, axis=-1, keepdims=True) / n
     along = jnp.sum(inner * normal, axis=-1, keepdims=True) / n
     return (inner - mean - normal * along) * inverse, above * normal, above
@@ -95,60 +103,55 @@ def _rows(product: Array) -> int:
     """Rows for one GPU program: a power of two that divides their number; 0 if there is no good one."""
     n = product.shape[-1]
     rows = product.size // n
-    fitting = min(rows & -rows, BLOCK // n if n else 0)
+    fitting = min(rows & -rows, BLOCK // n)
     return fitting if n >= 16 and n & (n - 1) == 0 and fitting >= 8 else 0
 
 
-def _call(kernel: Any, rows: int, arrays: list[Array], small: Any, dtypes: list[Any], sums: int) -> list[Array]:
-    """A kernel on blocks of rows of (N, F) arrays; also gives ``sums`` arrays (N / rows, F) of float32."""
-    total, n = arrays[0].shape
+def _call(kernel: Any, rows: int, long: list[Array], given: Given, sums: int) -> list[Array]:
+    """A kernel on blocks of rows.
+
+    Args:
+        kernel: takes references to blocks (rows, F) of ``long``, to bias, scale and shift, and to its results.
+        rows: of a block.
+        long: (..., F) arrays.
+        sums: how many results there are beside the first.
+
+    Returns:
+        One array like the product, then ``sums`` float32 arrays (blocks, F).
+    """
+    from jax.experimental import pallas as pl  # takes a while to import, and only a GPU needs it
+    from jax.experimental.pallas import triton
+
+    n = given.product.shape[-1]
+    flat = [array.reshape(-1, n) for array in long]
+    blocks = flat[0].shape[0] // rows
     block = pl.BlockSpec((rows, n), lambda i: (i, 0))
-    whole = pl.BlockSpec((n,), lambda i: (0,))
-    one = pl.BlockSpec((None, n), lambda i: (i, 0))
-    shapes = [jax.ShapeDtypeStruct((total, n), dtype) for dtype in dtypes]
-    shapes += [jax.ShapeDtypeStruct((total // rows, n), jnp.float32)] * sums
+    line = pl.BlockSpec((None, n), lambda i: (i, 0))
+    whole = pl.BlockSpec((n,), lambda _: (0,))
+    partial_sums = jax.ShapeDtypeStruct((blocks, n), jnp.float32)  # type: ignore[no-untyped-call]
     call = pl.pallas_call(
         kernel,
-        out_shape=shapes,
-        grid=(total // rows,),
-        in_specs=[block] * len(arrays) + [whole] * len(small),
-        out_specs=[block] * len(dtypes) + [one] * sums,
-        interpret=jax.default_backend() == "cpu",
-        **_TRITON,
+        out_shape=[jax.ShapeDtypeStruct(flat[0].shape, flat[0].dtype)] + [partial_sums] * sums,  # type: ignore[no-untyped-call]
+        grid=(blocks,),
+        in_specs=[block] * len(long) + [whole] * 3,
+        out_specs=[block] + [line] * sums,
+        interpret=jax.default_backend() == "cpu",  # for tests
+        compiler_params=triton.CompilerParams(num_warps=4),
     )
-    result: list[Array] = call(*arrays, *small)
-    return result
+    result, *rest = call(*flat, *given[1:])
+    return [result.reshape(given.product.shape), *rest]
 
 
 def _forward_kernel(product: Any, bias: Any, scale: Any, shift: Any, result: Any, *, relu: bool) -> None:
-    normal, _ = _normal(product[...], bias[...][None])
-    result[...] = _result(normal, scale[...][None], shift[...][None], relu).astype(result.dtype)
+    given = Given(product[...], bias[...][None], scale[...][None], shift[...][None])
+    result[...] = _result(given, relu).astype(result.dtype)
 
 
 def _backward_kernel(
-    product: Any,
-    gradient: Any,
-    bias: Any,
-    scale: Any,
-    shift: Any,
-    to_product: Any,
-    to_bias: Any,
-    to_scale: Any,
-    to_shift: Any,
-    *,
-    relu: bool,
+    product: Any, gradient: Any, bias: Any, scale: Any, shift: Any, to_product: Any, *sums: Any, relu: bool
 ) -> None:
-    small = (x[...][None] for x in (bias, scale, shift))
-    d_product, d_scale, d_shift = _derivative(product[...], gradient[...], *small, relu)
-    to_product[...] = d_product.astype(to_product.dtype)
-    to_bias[...] = jnp.sum(d_product, axis=0)
-    to_scale[...] = jnp.sum(d_scale, axis=0)
-    to_shift[...] = jnp.sum(d_shift, axis=0)
-
-
-try:
-    from jax.experimental.pallas import triton
-
-    _TRITON: dict[str, Any] = {"compiler_params": triton.CompilerParams(num_warps=4)}
-except ImportError:
-    _TRITON = {}
+    given = Given(product[...], bias[...][None], scale[...][None], shift[...][None])
+    derivatives = _derivatives(given, gradient[...], relu)
+    to_product[...] = derivatives[0].astype(to_product.dtype)
+    for result, each in zip(sums, derivatives, strict=True):
+        result[...] = jnp.sum(each, axis=0)
