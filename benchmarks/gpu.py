@@ -11,10 +11,14 @@ and ``ALGORITHM/PRESET`` for another algorithm. Preset ``default`` learns from 2
 rollouts of 20 steps, 30 updates an iteration), the replay ratio of the paper's table. Frames are summed over
 seeds; compiling is left out of them and stands beside. Rows that are in the file already are not measured again.
 
-Two limits stand beside every case. *Operations*: multiply-adds of the matrix products that the algorithm needs (a
-3x3 convolution counted as such, however it is computed), at the rate of a large product of the same number format,
-measured in the same run. *Launches*: with --profile, kernels an iteration; small ones take a few microseconds each
-whatever they do.
+Two limits stand beside every case, both measured in the same run. *Operations*: multiply-adds of the matrix
+products that the algorithm needs (a 3x3 convolution counted as such, however it is computed), at the rate of a
+large product of the same number format. *Bytes*: what the steps of a gradient step read and write, each array once
+a step (:func:`traffic`), at the rate of a large copy. What is left is mostly *launches*: with --profile, kernels
+an iteration; small ones take a few microseconds each whatever they do.
+
+--ahead N compiles N cases at a time beforehand, each in a process of its own: the table takes half as long, the
+compile times stand beside others'.
 """
 
 from __future__ import annotations
@@ -23,11 +27,15 @@ import argparse
 import collections
 import gzip
 import hashlib
+import itertools
 import json
 import math
+import os
+import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +43,8 @@ GAMES = ("breakout", "space_invaders", "asterix", "freeway", "seaquest")
 SEEDS = (1, 8, 10, 64, 256)
 CASES = [f"{name}:{seeds}" for name in ("official", "default") for seeds in SEEDS]
 # The same 24 transitions a frame in other shapes: no neighbour should be a cliff.
-SHAPES = [f"default:64:batch_size={960 // steps},gradient_steps={steps}" for steps in (60, 40, 24, 15, 12, 8, 4)]
-OTHER_GAMES = ("official:64", "default:64", "default:10")
+SHAPES = [f"default:64:batch_size={960 // steps},gradient_steps={steps}" for steps in (60, 40, 24, 15, 8, 4)]
+OTHER_GAMES = ("official:10", "default:64", "default:10")
 
 
 def learner_of(game: str, case: str) -> Any:
@@ -84,6 +92,46 @@ def operations(learner: Any) -> float | None:
     return float(rows * learnt + more_rows * evaluated)
 
 
+def traffic(learner: Any) -> float | None:
+    """Bytes that a gradient step of one seed of NCAPO reads and writes, if every array is touched once a step.
+
+    Steps are: unpack, put lines side by side, product, bias and norm and activation, and so on back; parameters,
+    gradients and Adam's two averages are float32.
+    """
+    spec, config = learner.network, learner.config
+    if learner.algorithm.name != "ncapo":
+        return None
+    number = 2 if spec.precision == "bfloat16" else 4
+    size = math.prod(spec.observation_shape)
+    height, width, channels = spec.observation_shape
+    lines = 3 * (height - 2) * width * channels if spec.kind == "conv" else 0
+    inputs = spec.n_flat if spec.kind == "conv" else 0  # numbers that the convolution gives
+    layers = [(lines, inputs)] if lines else []
+    layers += list(itertools.pairwise([spec.n_flat, *(spec.width,) * spec.n_dense]))
+    # product: read, write; activation: read, write
+    forward = size / 8 + number * (size + (size + lines if lines else 0) + sum(i + 3 * o for i, o in layers))
+    # activation: read two, write; weights: read two; inputs (but for the first layer): read, write
+    backward = number * (sum(3 * o + o + i for i, o in layers) + sum(o + i for i, o in layers[1:]))
+    trunks = 1 if spec.shared_trunk else 2
+    passes = trunks + (1 if config.target_critic == "full" else 0) + (config.target_from == "target-network")
+    rows = config.batch_size * (config.rollout_length + 1)
+    moments = 2 if config.optimiser == "adam" else 1
+    # gradient: written, read; parameter and averages: read, written; copy in the products' format: written, read
+    each = 8 + 8 * (1 + moments) + 2 * number
+    return float(rows * (passes * forward + trunks * backward) + learner.n_parameters * each)
+
+
+def best_seconds(function: Any, argument: Any) -> float:
+    """Of ten calls."""
+    function(argument).block_until_ready()
+    best = math.inf
+    for _ in range(10):
+        begin = time.perf_counter()
+        function(argument).block_until_ready()
+        best = min(best, time.perf_counter() - begin)
+    return best
+
+
 def matrix_limit(precision: str) -> float:
     """Operations a second of a large matrix product."""
     import jax
@@ -91,14 +139,16 @@ def matrix_limit(precision: str) -> float:
 
     n = 2048 if jax.default_backend() == "cpu" else 8192
     a = jax.random.normal(jax.random.PRNGKey(0), (n, n), jnp.dtype(precision))
-    product = jax.jit(lambda a: a @ a)
-    product(a).block_until_ready()
-    best = math.inf
-    for _ in range(10):
-        begin = time.perf_counter()
-        product(a).block_until_ready()
-        best = min(best, time.perf_counter() - begin)
-    return 2 * n**3 / best
+    return float(2 * n**3 / best_seconds(jax.jit(lambda a: a @ a), a))
+
+
+def memory_limit() -> float:
+    """Bytes a second of a large copy, read and written."""
+    import jax
+    import jax.numpy as jnp
+
+    n = 2**24 if jax.default_backend() == "cpu" else 2**28
+    return 8 * n / best_seconds(jax.jit(lambda a: a + 1), jnp.zeros(n, jnp.float32))
 
 
 def timed(learner: Any, state: Any, seconds: float, call: float) -> tuple[int, float, Any]:
@@ -134,8 +184,11 @@ def measure(game: str, case: str, seconds: float, limits: dict[str, float]) -> d
     precision = learner.network.precision
     if precision not in limits:
         limits[precision] = matrix_limit(precision)
-    needed = operations(learner)
+    if "bytes" not in limits:
+        limits["bytes"] = memory_limit()
+    needed, moved = operations(learner), traffic(learner)
     rate = None if needed is None else needed * updates / spent
+    bandwidth = None if moved is None else moved * updates / spent
     return {
         "game": game,
         "case": case,
@@ -147,10 +200,29 @@ def measure(game: str, case: str, seconds: float, limits: dict[str, float]) -> d
         "ms_per_iteration": round(1000 * spent / done, 2),
         "tflop_per_second": None if rate is None else round(rate / 1e12, 2),
         "fraction_of_limit": None if rate is None else round(rate / limits[precision] / learner.n_devices, 4),
+        "gb_per_second": None if bandwidth is None else round(bandwidth / 1e9),
+        "fraction_of_bandwidth": None
+        if bandwidth is None
+        else round(bandwidth / limits["bytes"] / learner.n_devices, 4),
         "minutes_for_10M_frames_a_seed": round(1e7 / learner.frames_per_iteration * spent / done / 60, 2),
         "compile_seconds": round(compile_seconds, 1),
         "memory_gb": None if memory is None else round(memory / 1e9, 2),
     }
+
+
+def compile_ahead(wanted: list[tuple[str, str]], workers: int, folder: str) -> dict[tuple[str, str], float]:
+    """Compile into jax's cache in ``folder``, ``workers`` cases at a time; seconds of each."""
+    environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": folder, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+
+    def one(what: tuple[str, str]) -> float:
+        command = [sys.executable, __file__, "--compile-only", "--games", what[0], "--cases", what[1]]
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+        seconds = float(done.stdout.split()[-1])
+        print(f"compiled {what[0]} {what[1]}: {seconds:.1f} s beside others", file=sys.stderr, flush=True)
+        return seconds
+
+    with ThreadPoolExecutor(workers) as pool:
+        return dict(zip(wanted, pool.map(one, wanted), strict=True))
 
 
 def profile(game: str, case: str, iterations: int = 2) -> dict[str, Any]:
@@ -182,9 +254,13 @@ def profile(game: str, case: str, iterations: int = 2) -> dict[str, Any]:
         ),
         key=lambda row: -float(row["us"]),
     )
+    needed, moved = operations(learner), traffic(learner)
+    updates = learner.updates_per_iteration * learner.n_seeds
     return {
         "game": game,
         "case": case,
+        "gflop_per_iteration": None if needed is None else round(needed * updates / 1e9, 2),
+        "gb_per_iteration": None if moved is None else round(moved * updates / 1e9, 3),
         "ms_per_iteration": round(1000 * wall / iterations, 2),
         "kernel_ms_per_iteration": round(sum(row["us"] for row in rows) / 1000, 2),
         "launches_per_iteration": sum(row["launches"] for row in rows),
@@ -239,7 +315,7 @@ def measure_game(game: str, copies: int, written_out: bool) -> dict[str, Any]:
 def table(rows: list[dict[str, Any]]) -> str:
     """Rows for a terminal or a log."""
     keys = ("game", "case", "frames_per_second", "updates_per_second", "tflop_per_second", "fraction_of_limit")
-    keys += ("minutes_for_10M_frames_a_seed", "compile_seconds", "memory_gb")
+    keys += ("fraction_of_bandwidth", "minutes_for_10M_frames_a_seed", "compile_seconds", "memory_gb")
     lines = ["| " + " | ".join(key.replace("_", " ") for key in keys) + " |", "|---" * len(keys) + "|"]
     for row in rows:
         if "frames_per_second" not in row:
@@ -257,6 +333,8 @@ def main() -> None:
     parser.add_argument("--envs", action="store_true", help="the games alone instead of speed")
     parser.add_argument("--seconds", type=float, default=4.0, help="to measure each case")
     parser.add_argument("--limit", type=float, default=math.inf, help="start no case after so many seconds")
+    parser.add_argument("--ahead", type=int, default=0, metavar="N", help="compile N cases at a time beforehand")
+    parser.add_argument("--compile-only", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help="file to write, kept up to date as rows come")
     options = parser.parse_args()
     import jax
@@ -264,6 +342,12 @@ def main() -> None:
     from capo.files import write_json
     from capo.provenance import provenance
 
+    if options.compile_only:
+        print(learner_of(options.games[0], options.cases[0]).compile())
+        return
+    folder = tempfile.mkdtemp(prefix="capo-compiled-")
+    if options.ahead:  # before anything is compiled
+        jax.config.update("jax_compilation_cache_dir", folder)
     jax.devices()  # so that provenance names the accelerator
     begin = time.perf_counter()
     games = options.games or GAMES[:1]
@@ -277,6 +361,13 @@ def main() -> None:
     limits: dict[str, float] = stored.get("matrix_product_flops", {})
     made = stored.get("made_by", [])
     makers: list[dict[str, Any]] = made if isinstance(made, list) else [made]
+    ahead: dict[tuple[str, str], float] = {}
+    if options.ahead and not (options.profile or options.envs):
+        there = {(row["game"], row.get("case"), row.get("settings")) for row in rows}
+        new = [
+            (game, case) for game, case in wanted if (game, case, fingerprint(learner_of(game, case))) not in there
+        ]
+        ahead = compile_ahead(new, options.ahead, folder)
     for game, case in wanted:
         same = [row for row in rows if (row["game"], row.get("case", row.get("loops"))) == (game, case)]
         plain = options.profile or options.envs
@@ -299,6 +390,9 @@ def main() -> None:
                 row = measure_game(game, 400, case == "written out")
             else:
                 row = measure(game, case, options.seconds, limits)
+                if (game, case) in ahead:
+                    row["compile_seconds"] = round(ahead[game, case], 1)
+                    row["compiled_beside"] = options.ahead - 1
             print(json.dumps(row), file=sys.stderr, flush=True)
         rows.append(row)
         if options.out:
