@@ -80,6 +80,7 @@ class SideBySide(JittedLearner):
 
     def _iterate(self, state: Any, iteration: Array) -> Any:
         numbers = state.target["numbers"]
+        state = replace(state, target={name: net for name, net in state.target.items() if name != "numbers"})
         config = At(self.config, **(EXTRA | numbers))
         progress = iteration * self.frames_per_iteration / config.horizon
         self.algorithm.config = At(config, entropy=config.entropy * (1 - config.entropy_decay * progress))

@@ -168,7 +168,9 @@ def test_the_target_networks_are_used_as_configured(shared, target_critic, targe
     target = ncapo.init_target(config, other)
     batch = make_batch(spec, False, np.random.default_rng(0))
     logits, _, features = networks.logits_and_q(spec, params, batch.obs[:, :5])
-    log_pi, q = ncapo._slow_networks(config, spec, params, target, batch, logits, features)
+    log_pi, q = ncapo._slow_networks(
+        config, spec, params, target, networks.inputs(spec, batch.obs), logits, features
+    )
     source = other if target_from == "target-network" else params
     expected = jax.nn.log_softmax(networks.outputs(spec, networks.part(source, "actor"), batch.obs))
     np.testing.assert_allclose(log_pi, expected, atol=1e-6)

@@ -26,7 +26,10 @@ def test_the_matrix_product_is_the_convolution():
         jax.lax.conv_general_dilated(x, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
         + layer["bias"]
     )
-    np.testing.assert_allclose(networks._convolve(spec, layer, x), expected, atol=1e-5)
+    windows = networks.inputs(spec, x).x
+    for given in (layer, networks.ready(spec, params)["actor"]["body"]["conv"]):
+        ours = networks._convolve(spec, given, windows).reshape(expected.shape)
+        np.testing.assert_allclose(ours, expected, atol=1e-5)
 
 
 def test_no_convolution_is_compiled_under_vmap():
@@ -52,6 +55,16 @@ def test_shapes_and_a_first_policy_near_uniform(shape, shared, norm):
     np.testing.assert_allclose(networks.outputs(spec, networks.part(params, "critic"), obs), q, atol=1e-6)
     np.testing.assert_allclose(networks.outputs(spec, networks.part(params, "actor"), obs), logits, atol=1e-6)
     assert ("body" in params) == shared
+
+
+@pytest.mark.parametrize("shape", [(7,), (10, 10, 4), (5, 20, 2)], ids=["vector", "grid", "wide grid"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_prepared_networks_and_inputs_give_the_same(shape, precision):
+    spec, params = make(shape, layer_norm=True, precision=precision)
+    obs = jax.random.bernoulli(jax.random.PRNGKey(4), 0.3, (2, 5, *shape))
+    plain = networks.logits_and_q(spec, params, obs)
+    prepared = networks.logits_and_q(spec, networks.ready(spec, params), networks.inputs(spec, obs))
+    jax.tree.map(np.testing.assert_array_equal, plain, prepared)
 
 
 def test_layer_norm_makes_the_features_independent_of_the_input_scale():

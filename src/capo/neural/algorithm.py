@@ -8,6 +8,7 @@ arguments, written for one seed.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -177,6 +178,30 @@ def finite(params: Params) -> Array:
 def global_norm(grads: Params) -> Array:
     """Length of the gradient; optax clips by the same expression, so it is computed once."""
     return optax.tree.norm(grads)
+
+
+def scan_means(
+    step: Callable[[PyTree, Any], tuple[PyTree, Metrics]], carry: PyTree, xs: Any
+) -> tuple[PyTree, Metrics]:
+    """``jax.lax.scan`` of a step that gives scalars to log, and the scalars' means.
+
+    They leave the loop as one array: on a GPU an array each is a kernel each, at every step.
+    """
+    names: list[str] = []
+
+    def stacked(carry: PyTree, x: Any) -> tuple[PyTree, Array]:
+        carry, metrics = step(carry, x)
+        names[:] = metrics
+        return carry, jnp.stack(list(metrics.values()))
+
+    carry, rows = jax.lax.scan(stacked, carry, xs)
+    return carry, dict(zip(names, rows.mean(axis=0), strict=True))
+
+
+def means(each: Metrics) -> Metrics:
+    """The mean of every array, all of one shape; one reduction for all of them."""
+    arrays = jnp.stack(list(each.values()))
+    return dict(zip(each, arrays.mean(axis=tuple(range(1, arrays.ndim))), strict=True))
 
 
 class At:

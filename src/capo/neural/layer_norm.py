@@ -49,7 +49,7 @@ def _forward(
 ) -> tuple[Array, Given]:
     given = Given(product, bias, scale, shift)
     if kernel and (rows := _rows(product)):
-        (result,) = _call(partial(_forward_kernel, relu=relu), rows, [product], given, sums=0)
+        (result,) = _call(partial(_forward_kernel, relu=relu), rows, [product], given)
     else:
         result = _result(given, relu).astype(product.dtype)
     return result, given
@@ -59,8 +59,8 @@ def _backward(relu: bool, kernel: bool, given: Given, gradient: Array) -> tuple[
     product = given.product
     if kernel and (rows := _rows(product)):
         long = [product, gradient]
-        to_product, *sums = _call(partial(_backward_kernel, relu=relu), rows, long, given, sums=3)
-        to_bias, to_scale, to_shift = (part.sum(axis=0) for part in sums)
+        to_product, sums = _call(partial(_backward_kernel, relu=relu), rows, long, given, sums=True)
+        to_bias, to_scale, to_shift = sums[:, :3].sum(axis=0)
     else:
         derivatives = _derivatives(given, gradient, relu)
         to_product = derivatives[0].astype(product.dtype)
@@ -107,17 +107,18 @@ def _rows(product: Array) -> int:
     return fitting if n >= 16 and n & (n - 1) == 0 and fitting >= 8 else 0
 
 
-def _call(kernel: Any, rows: int, long: list[Array], given: Given, sums: int) -> list[Array]:
+def _call(kernel: Any, rows: int, long: list[Array], given: Given, sums: bool = False) -> list[Array]:
     """A kernel on blocks of rows.
 
     Args:
         kernel: takes references to blocks (rows, F) of ``long``, to bias, scale and shift, and to its results.
         rows: of a block.
         long: (..., F) arrays.
-        sums: how many results there are beside the first.
+        sums: whether there is a second result.
 
     Returns:
-        One array like the product, then ``sums`` float32 arrays (blocks, F).
+        One array like the product, and with ``sums`` a float32 array (blocks, 4, F): three are used, four is a
+        power of two, as a block has to be.
     """
     from jax.experimental import pallas as pl  # takes a while to import, and only a GPU needs it
     from jax.experimental.pallas import triton
@@ -126,15 +127,15 @@ def _call(kernel: Any, rows: int, long: list[Array], given: Given, sums: int) ->
     flat = [array.reshape(-1, n) for array in long]
     blocks = flat[0].shape[0] // rows
     block = pl.BlockSpec((rows, n), lambda i: (i, 0))
-    line = pl.BlockSpec((None, n), lambda i: (i, 0))
+    lines = pl.BlockSpec((None, 4, n), lambda i: (i, 0, 0))
     whole = pl.BlockSpec((n,), lambda _: (0,))
-    partial_sums = jax.ShapeDtypeStruct((blocks, n), jnp.float32)  # type: ignore[no-untyped-call]
+    partial_sums = jax.ShapeDtypeStruct((blocks, 4, n), jnp.float32)  # type: ignore[no-untyped-call]
     call = pl.pallas_call(
         kernel,
         out_shape=[jax.ShapeDtypeStruct(flat[0].shape, flat[0].dtype)] + [partial_sums] * sums,  # type: ignore[no-untyped-call]
         grid=(blocks,),
         in_specs=[block] * len(long) + [whole] * 3,
-        out_specs=[block] + [line] * sums,
+        out_specs=[block] + [lines] * sums,
         interpret=jax.default_backend() == "cpu",  # for tests
         compiler_params=triton.CompilerParams(num_warps=4),
     )
@@ -148,10 +149,10 @@ def _forward_kernel(product: Any, bias: Any, scale: Any, shift: Any, result: Any
 
 
 def _backward_kernel(
-    product: Any, gradient: Any, bias: Any, scale: Any, shift: Any, to_product: Any, *sums: Any, relu: bool
+    product: Any, gradient: Any, bias: Any, scale: Any, shift: Any, to_product: Any, sums: Any, *, relu: bool
 ) -> None:
     given = Given(product[...], bias[...][None], scale[...][None], shift[...][None])
     derivatives = _derivatives(given, gradient[...], relu)
     to_product[...] = derivatives[0].astype(to_product.dtype)
-    for result, each in zip(sums, derivatives, strict=True):
-        result[...] = jnp.sum(each, axis=0)
+    for i, each in enumerate(derivatives):
+        sums[i, :] = jnp.sum(each, axis=0)

@@ -29,7 +29,7 @@ from capo.envs.protocol import is_jitted, may_truncate
 from capo.errors import CapoError
 from capo.neural import algorithms
 from capo.neural.algorithm import Algorithm, Metrics, TrainState
-from capo.neural.networks import ShapesOnly
+from capo.neural.networks import ShapesOnly, ready
 from capo.neural.replay import ReplaySpec, Rollout
 from capo.neural.settings import Settings
 
@@ -322,6 +322,8 @@ class JittedLearner(_Learner):
         """One rollout of every environment, and what became of the episodes."""
         algorithm = self.algorithm
         acting = algorithm.acting(state.params)
+        if not algorithm.perturbs:
+            acting = ready(algorithm.network, acting)
 
         def step(carry: Any, random: tuple[Array, Array, Any]) -> tuple[Any, Any]:
             env_state, obs, returns, lengths = carry
@@ -394,7 +396,7 @@ class JittedLearner(_Learner):
         return jax.vmap(partial(self._evaluate_seed, episodes=episodes, deterministic=deterministic))(params, keys)
 
     def _evaluate_seed(self, params: PyTree, key: Array, episodes: int, deterministic: bool) -> Array:
-        acting = self.algorithm.acting(params)
+        acting = ready(self.network, self.algorithm.acting(params))
         best = deterministic or not self.algorithm.samples
 
         def step(carry: Any) -> Any:

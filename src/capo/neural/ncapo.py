@@ -19,9 +19,19 @@ import jax.numpy as jnp
 import optax
 
 from capo.neural import networks, replay
-from capo.neural.algorithm import Algorithm, At, Metrics, TrainState, finite, global_norm, linear
+from capo.neural.algorithm import (
+    Algorithm,
+    At,
+    Metrics,
+    TrainState,
+    finite,
+    global_norm,
+    linear,
+    means,
+    scan_means,
+)
 from capo.neural.config import KL, NCAPOConfig
-from capo.neural.networks import NetworkSpec, Params
+from capo.neural.networks import Inputs, NetworkSpec, Params
 from capo.neural.replay import Rollout
 from capo.neural.retrace import retrace
 from capo.neural.settings import Settings
@@ -113,33 +123,42 @@ def losses(
     def taken(x: Array) -> Array:
         return jnp.take_along_axis(x, batch.action[..., None], axis=-1)[..., 0]
 
-    rows = batch.obs[:, : rows_at_once(config, batch)]
-    logits, q, features = networks.logits_and_q(spec, params, rows)
-    evaluation = evaluate_by_slow_networks(config, spec, params, target, batch, logits, features)
+    inputs = networks.inputs(spec, batch.obs)
+    logits, q, features = networks.logits_and_q(spec, params, first(inputs, rows_at_once(config, batch)))
+    evaluation = evaluate_by_slow_networks(config, spec, params, target, batch, inputs, logits, features)
     log_pi, q = jax.nn.log_softmax(logits[:, :length]), q[:, :length]
 
-    critic = jnp.mean(jnp.square(taken(q) - evaluation.returns))
     in_batch = jnp.arange(spec.n_actions) == batch.action[..., None]
     advantage = jnp.where(in_batch, evaluation.advantage[..., None], 0.0)
     if config.advantage_weight == "normalised":
         # Not the sign: only how much the batch's advantages weigh against each other.
         advantage = advantage / (jnp.mean(jnp.abs(evaluation.advantage)) + 1e-8)
     pi_tilde = actor_target(evaluation.log_pi, advantage, config)
-    actor = jnp.mean(actor_loss(log_pi, pi_tilde, config.kl))
-    entropy = -jnp.mean(jnp.sum(jnp.exp(log_pi) * log_pi, axis=-1))
+    metrics = means(
+        {
+            "actor_loss": actor_loss(log_pi, pi_tilde, config.kl),
+            "critic_loss": jnp.square(taken(q) - evaluation.returns),
+            "entropy": -jnp.sum(jnp.exp(log_pi) * log_pi, axis=-1),
+            "value": evaluation.returns,
+            "advantage_abs": jnp.abs(evaluation.advantage),
+        }
+    )
+    return total_loss(config, metrics, train), metrics
+
+
+def total_loss(config: Any, metrics: Metrics, train: str) -> Array:
+    """What is descended: the parts of the loss that ``train`` names ("both", "critic" or "actor")."""
     loss = jnp.zeros(())
     if train in ("both", "critic"):
-        loss += config.critic_coefficient * critic
+        loss += config.critic_coefficient * metrics["critic_loss"]
     if train in ("both", "actor"):
-        loss += actor - config.entropy * entropy
-    metrics = {
-        "actor_loss": actor,
-        "critic_loss": critic,
-        "entropy": entropy,
-        "value": jnp.mean(evaluation.returns),
-        "advantage_abs": jnp.mean(jnp.abs(evaluation.advantage)),
-    }
-    return loss, metrics
+        loss += metrics["actor_loss"] - config.entropy * metrics["entropy"]
+    return loss
+
+
+def first(inputs: Inputs, rows: int) -> Inputs:
+    """The inputs (B, T + S, ...) of the first rows of every rollout."""
+    return Inputs(inputs.x[:, :rows])
 
 
 def rows_at_once(config: Any, batch: Rollout) -> int:
@@ -158,7 +177,14 @@ def _needs_current(config: Any) -> bool:
 
 
 def evaluate_by_slow_networks(
-    config: Any, spec: NetworkSpec, params: Params, target: Params, batch: Rollout, logits: Array, features: Array
+    config: Any,
+    spec: NetworkSpec,
+    params: Params,
+    target: Params,
+    batch: Rollout,
+    inputs: Inputs,
+    logits: Array,
+    features: Array,
 ) -> Evaluation:
     """:func:`evaluate` with the pi_m and Q' that the config asks for.
 
@@ -166,6 +192,7 @@ def evaluate_by_slow_networks(
         params: the networks that learn.
         target: slow copies, see :func:`init_target`.
         batch: (B, T) rollouts.
+        inputs: (B, T + S, ...) of every row of ``batch.obs``.
         logits: (B, rows_at_once, A) of the networks that learn.
         features: (B, rows_at_once, width) of their critic.
     """
@@ -173,7 +200,7 @@ def evaluate_by_slow_networks(
     def taken(x: Array) -> Array:
         return jnp.take_along_axis(x, batch.action[..., None], axis=-1)[..., 0]
 
-    slow = _slow_networks(config, spec, params, target, batch, logits, features)
+    slow = _slow_networks(config, spec, params, target, inputs, logits, features)
     return evaluate(config, batch, *slow, taken)
 
 
@@ -182,23 +209,23 @@ def _slow_networks(
     spec: NetworkSpec,
     params: Params,
     target: Params,
-    batch: Rollout,
+    inputs: Inputs,
     logits: Array,
     features: Array,
 ) -> tuple[Array, Array]:
     """log pi_m and Q' of every row, (B, T + S, A) each, reusing what the current networks gave already."""
     params, logits, features = jax.lax.stop_gradient((params, logits, features))
     done = logits.shape[1]
-    if _needs_current(config) and done < batch.obs.shape[1]:
-        more_logits, _, more_features = networks.logits_and_q(spec, params, batch.obs[:, done:])
+    if _needs_current(config) and done < inputs.x.shape[1]:
+        more_logits, _, more_features = networks.logits_and_q(spec, params, Inputs(inputs.x[:, done:]))
         logits = jnp.concatenate([logits, more_logits], axis=1)
         features = jnp.concatenate([features, more_features], axis=1)
     if config.target_from == "target-network":
-        logits = networks.outputs(spec, target["actor"], batch.obs)
+        logits = networks.outputs(spec, target["actor"], inputs)
     if config.target_critic == "head":
         q = networks.head(spec, target["critic"]["head"], features)
     else:
-        q = networks.outputs(spec, target["critic"], batch.obs)
+        q = networks.outputs(spec, target["critic"], inputs)
     return jax.nn.log_softmax(logits), q
 
 
@@ -322,6 +349,7 @@ class NCAPOAlgorithm(Algorithm):
         stored = replay.add(self.rollouts, state.replay, packed, iteration)
         learning_rate = learning_rate_at(config, self._frames(iteration))
         now = At(config, entropy=entropy_at(config, self._frames(iteration)))
+        slow = networks.ready(self.network, state.target)
 
         def steps(train: str, key: Array, carry: tuple[PyTree, PyTree]) -> tuple[tuple[PyTree, PyTree], Metrics]:
             def step(carry: tuple[PyTree, PyTree], index: Array) -> tuple[tuple[PyTree, PyTree], Metrics]:
@@ -330,7 +358,7 @@ class NCAPOAlgorithm(Algorithm):
                     now,
                     self.network,
                     carry[0],
-                    state.target,
+                    slow,
                     carry[1],
                     batch,
                     learning_rate,
@@ -340,7 +368,7 @@ class NCAPOAlgorithm(Algorithm):
                 return (params, opt_state), metrics
 
             shape = (config.gradient_steps, config.batch_size)
-            return jax.lax.scan(step, carry, replay.draw(self.rollouts, key, iteration, shape))
+            return scan_means(step, carry, replay.draw(self.rollouts, key, iteration, shape))
 
         carry = (state.params, state.optimiser)
         if config.updates == "joint":
@@ -354,7 +382,6 @@ class NCAPOAlgorithm(Algorithm):
                 carry,
             )
         params, opt_state = carry
-        metrics = {name: values.mean() for name, values in metrics.items()}
         metrics |= {"learning_rate": learning_rate, "finite": finite(params)}
         target = update_target(config, params, state.target)
         return replace(state, params=params, target=target, optimiser=opt_state, replay=stored), metrics

@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -132,7 +132,40 @@ def part(params: Params, name: Literal["actor", "critic"]) -> Params:
     return {"body": params["body"], **params[name]} if "body" in params else params[name]
 
 
-def logits_and_q(spec: NetworkSpec, params: Params, obs: Array) -> tuple[Array, Array, Array]:
+class Inputs(NamedTuple):
+    """Observations as a first layer takes them: for several networks that look at the same ones."""
+
+    x: Array  # (..., n) or, for a convolution, (..., H - 2, n): what a line of its result is made from
+
+
+def inputs(spec: NetworkSpec, obs: Array | Inputs) -> Inputs:
+    """Observations (..., *observation_shape) of any dtype, as the first layer takes them."""
+    if isinstance(obs, Inputs):
+        return obs
+    lead = obs.shape[: obs.ndim - len(spec.observation_shape)]
+    x = _as_float(obs, spec)
+    return Inputs(_windows(spec, x) if spec.kind == "conv" else x.reshape(*lead, -1))
+
+
+def ready(spec: NetworkSpec, params: Params) -> Params:
+    """Networks whose kernels are as the products take them: made once for a loop in which they do not change."""
+
+    def prepared(node: Any) -> Any:
+        if "conv" in node:
+            return node | {
+                "conv": _wide(spec, node["conv"]),
+                "dense": [prepared(layer) for layer in node["dense"]],
+            }
+        return node | {"kernel": node["kernel"].astype(spec.precision)}
+
+    def layer_or_convolving_body(node: Any) -> bool:
+        return isinstance(node, dict) and ("kernel" in node or "conv" in node)
+
+    made: Params = jax.tree.map(prepared, params, is_leaf=layer_or_convolving_body)
+    return made
+
+
+def logits_and_q(spec: NetworkSpec, params: Params, obs: Array | Inputs) -> tuple[Array, Array, Array]:
     """Both networks at once.
 
     Args:
@@ -142,12 +175,13 @@ def logits_and_q(spec: NetworkSpec, params: Params, obs: Array) -> tuple[Array, 
         logits (..., A), Q (..., A), and the critic's features (..., width).
     """
     actor, critic = part(params, "actor"), part(params, "critic")
+    obs = inputs(spec, obs)
     features = body(spec, critic["body"], obs)
     policy_features = features if spec.shared_trunk else body(spec, actor["body"], obs)
     return head(spec, actor["head"], policy_features), head(spec, critic["head"], features), features
 
 
-def outputs(spec: NetworkSpec, network: Params, obs: Array) -> Array:
+def outputs(spec: NetworkSpec, network: Params, obs: Array | Inputs) -> Array:
     """One network ``{"body", "head"}`` on observations (..., *observation_shape): (..., A)."""
     return head(spec, network["head"], body(spec, network["body"], obs))
 
@@ -157,13 +191,11 @@ def head(spec: NetworkSpec, layer: Params, features: Array) -> Array:
     return _product(spec, layer["kernel"], features, jnp.float32) + layer["bias"]
 
 
-def body(spec: NetworkSpec, layers: Params, obs: Array) -> Array:
+def body(spec: NetworkSpec, layers: Params, obs: Array | Inputs) -> Array:
     """Observations (..., *observation_shape) to features (..., width)."""
-    lead = obs.shape[: obs.ndim - len(spec.observation_shape)]
-    x = _as_float(obs, spec)
+    x = inputs(spec, obs).x
     if spec.kind == "conv":
         x = _convolve(spec, layers["conv"], x)
-    x = x.reshape(*lead, -1)
     for layer in layers["dense"]:
         x = _activate(spec, layer, _product(spec, layer["kernel"], x))
     return x
@@ -175,19 +207,37 @@ def _as_float(obs: Array, spec: NetworkSpec) -> Array:
     return obs.astype(dtype) / spec.byte_high if obs.dtype == jnp.uint8 else obs.astype(dtype)
 
 
-def _convolve(spec: NetworkSpec, layer: Params, x: Array) -> Array:
-    """3x3 convolution without padding as one matrix product: (..., H, W, C) to (..., H-2, W-2, F)."""
+def _windows(spec: NetworkSpec, x: Array) -> Array:
+    """What a 3x3 convolution multiplies, (..., H, W, C) to (..., H-2, n): three whole lines side by side.
+
+    On a wide grid nine shifted copies, (..., H-2, W-2, 9 C).
+    """
     height, width, _ = spec.observation_shape
     rows, columns = height - KERNEL + 1, width - KERNEL + 1
     if width > WHOLE_LINES:
         shifts = [x[..., i : i + rows, j : j + columns, :] for i in range(KERNEL) for j in range(KERNEL)]
-        return _activate(spec, layer, _product(spec, layer["kernel"], jnp.concatenate(shifts, axis=-1)))
+        return jnp.concatenate(shifts, axis=-1)
     lines = x.reshape(*x.shape[:-3], height, -1)
     # Made once: otherwise bits are unpacked anew for each of the three copies.
     lines = jax.lax.optimization_barrier(lines)  # type: ignore[no-untyped-call]
-    windows = jnp.concatenate([lines[..., i : i + rows, :] for i in range(KERNEL)], axis=-1)
-    product = _product(spec, _banded(layer["kernel"], width), windows)
-    return _activate(spec, layer, product.reshape(*product.shape[:-1], columns, spec.conv_features))
+    return jnp.concatenate([lines[..., i : i + rows, :] for i in range(KERNEL)], axis=-1)
+
+
+def _convolve(spec: NetworkSpec, layer: Params, windows: Array) -> Array:
+    """3x3 convolution without padding as one matrix product; :func:`_windows` to (..., (H-2) (W-2) F)."""
+    layer = _wide(spec, layer)
+    product = _product(spec, layer["kernel"], windows)
+    lead = windows.shape[: windows.ndim - (3 if spec.observation_shape[1] > WHOLE_LINES else 2)]
+    pixels = _activate(spec, layer, product.reshape(*lead, -1, spec.conv_features))
+    return pixels.reshape(*lead, -1)
+
+
+def _wide(spec: NetworkSpec, layer: Params) -> Params:
+    """A convolution with its kernel as the matrix that multiplies the windows (it may be that already)."""
+    _, width, channels = spec.observation_shape
+    if width <= WHOLE_LINES and layer["kernel"].shape[0] == KERNEL * KERNEL * channels:
+        layer = layer | {"kernel": _banded(layer["kernel"], width)}
+    return layer | {"kernel": layer["kernel"].astype(spec.precision)}
 
 
 def _banded(kernel: Array, width: int) -> Array:

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from capo.neural import ncapo, networks
-from capo.neural.algorithm import Metrics
+from capo.neural.algorithm import Metrics, means
 from capo.neural.config import preset as ncapo_preset
 from capo.neural.ncapo import NCAPOAlgorithm
 from capo.neural.networks import NetworkSpec, Params
@@ -72,31 +72,27 @@ def losses(
     def taken(x: Array) -> Array:
         return jnp.take_along_axis(x, batch.action[..., None], axis=-1)[..., 0]
 
-    rows = batch.obs[:, : ncapo.rows_at_once(config, batch)]
+    inputs = networks.inputs(spec, batch.obs)
+    rows = ncapo.first(inputs, ncapo.rows_at_once(config, batch))
     logits, q, features = networks.logits_and_q(spec, params, rows)
-    evaluation = ncapo.evaluate_by_slow_networks(config, spec, params, target, batch, logits, features)
+    evaluation = ncapo.evaluate_by_slow_networks(config, spec, params, target, batch, inputs, logits, features)
     log_pi, q = jax.nn.log_softmax(logits[:, :length]), q[:, :length]
 
-    critic = jnp.mean(jnp.square(taken(q) - evaluation.returns))
     ratio = jnp.exp(taken(evaluation.log_pi) - batch.log_mu)
     if config.max_ratio:
         ratio = jnp.minimum(ratio, config.max_ratio)
     worth = evaluation.returns if config.weight == "q" else evaluation.advantage
-    actor = -jnp.mean(ratio * worth * taken(log_pi))
-    entropy = -jnp.mean(jnp.sum(jnp.exp(log_pi) * log_pi, axis=-1))
-    loss = jnp.zeros(())
-    if train in ("both", "critic"):
-        loss += config.critic_coefficient * critic
-    if train in ("both", "actor"):
-        loss += actor - config.entropy * entropy
-    return loss, {
-        "actor_loss": actor,
-        "critic_loss": critic,
-        "entropy": entropy,
-        "value": jnp.mean(evaluation.returns),
-        "advantage_abs": jnp.mean(jnp.abs(evaluation.advantage)),
-        "ratio": jnp.mean(ratio),
-    }
+    metrics = means(
+        {
+            "actor_loss": -ratio * worth * taken(log_pi),
+            "critic_loss": jnp.square(taken(q) - evaluation.returns),
+            "entropy": -jnp.sum(jnp.exp(log_pi) * log_pi, axis=-1),
+            "value": evaluation.returns,
+            "advantage_abs": jnp.abs(evaluation.advantage),
+            "ratio": ratio,
+        }
+    )
+    return ncapo.total_loss(config, metrics, train), metrics
 
 
 class OffPACAlgorithm(NCAPOAlgorithm):

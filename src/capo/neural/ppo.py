@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from capo.errors import CapoError
-from capo.neural.algorithm import Metrics, TrainState, finite, linear
+from capo.neural.algorithm import Metrics, TrainState, finite, linear, scan_means
 from capo.neural.networks import NetworkSpec, Params
 from capo.neural.onpolicy import Batch, OnPolicy, policy_and_value
 from capo.neural.replay import Rollout
@@ -149,12 +149,10 @@ class PPOAlgorithm(OnPolicy):
 
         def epoch(carry: tuple[Params, PyTree], key: Array) -> tuple[tuple[Params, PyTree], Metrics]:
             order = jax.random.permutation(key, self.frames_per_iteration)
-            carry, metrics = jax.lax.scan(minibatch, carry, order.reshape(-1, config.batch_size))
-            return carry, {name: values.mean() for name, values in metrics.items()}
+            return scan_means(minibatch, carry, order.reshape(-1, config.batch_size))
 
         carry = (state.params, state.optimiser)
-        (params, opt_state), metrics = jax.lax.scan(epoch, carry, jax.random.split(key, config.epochs))
-        metrics = {name: values.mean() for name, values in metrics.items()}
+        (params, opt_state), metrics = scan_means(epoch, carry, jax.random.split(key, config.epochs))
         metrics |= {"learning_rate": rate, "clip": clip, "finite": finite(params)}
         return replace(state, params=params, optimiser=opt_state), metrics
 

@@ -22,8 +22,8 @@ import optax
 
 from capo.errors import CapoError
 from capo.neural import networks, noisy, transitions
-from capo.neural.algorithm import Algorithm, Metrics, TrainState, finite, global_norm, linear
-from capo.neural.networks import NetworkSpec, Params
+from capo.neural.algorithm import Algorithm, Metrics, TrainState, finite, global_norm, linear, scan_means
+from capo.neural.networks import Inputs, NetworkSpec, Params
 from capo.neural.replay import Rollout
 from capo.neural.settings import EpsilonSettings, Network, is_minatar
 from capo.neural.transitions import NStep, Transitions
@@ -169,7 +169,7 @@ def project(points: Array, weights: Array, atoms: Array) -> Array:
     return jnp.sum(share * weights[..., None, :], axis=-1)
 
 
-def outputs(config: RainbowConfig, spec: NetworkSpec, params: Params, obs: Array) -> Array:
+def outputs(config: RainbowConfig, spec: NetworkSpec, params: Params, obs: Array | Inputs) -> Array:
     """Logits (..., A, atoms) of the return's distribution; Q itself as (..., A, 1) if not distributional."""
     n_atoms = config.atoms if config.distributional else 1
     features = networks.body(spec, params["body"], obs)
@@ -200,7 +200,8 @@ def loss_each(
     def pick(x: Array, action: Array) -> Array:
         return jnp.take_along_axis(x, action[:, None, None], axis=1)[:, 0]
 
-    target, chooser = (outputs(config, spec, network, batch.next_obs) for network in slow)
+    next_obs = networks.inputs(spec, batch.next_obs)
+    target, chooser = (outputs(config, spec, network, next_obs) for network in slow)
     action = q_values(config, chooser).argmax(axis=-1)
     beyond = pick(target, action)
     found = outputs(config, spec, params, batch.obs)
@@ -316,8 +317,7 @@ class RainbowAlgorithm(Algorithm):
             noise: Any = ()
             if config.noisy:  # of the network that learns, of its target, and of the one that chooses
                 noise = noisy.draw(state.params, jax.random.fold_in(key, 1), (config.gradient_steps, 3))
-            carry, metrics = jax.lax.scan(step, carry, (uniform, noise))
-            return carry, {name: values.mean() for name, values in metrics.items()}
+            return scan_means(step, carry, (uniform, noise))
 
         def nothing(carry: Any) -> tuple[Any, Metrics]:
             return carry, {name: jnp.zeros(()) for name in ("critic_loss", "value", "grad_norm")}
