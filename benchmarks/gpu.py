@@ -212,12 +212,12 @@ def measure(game: str, case: str, seconds: float, limits: dict[str, float]) -> d
 
 def compile_ahead(wanted: list[tuple[str, str]], workers: int, folder: str) -> dict[tuple[str, str], float]:
     """Compile into jax's cache in ``folder``, ``workers`` cases at a time; seconds of each."""
-    environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": folder, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": folder}
 
     def one(what: tuple[str, str]) -> float:
         command = [sys.executable, __file__, "--compile-only", "--games", what[0], "--cases", what[1]]
-        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-        seconds = float(done.stdout.split()[-1])
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
+        seconds = float(done.stdout.split()[-1]) if done.returncode == 0 else math.nan
         print(f"compiled {what[0]} {what[1]}: {seconds:.1f} s beside others", file=sys.stderr, flush=True)
         return seconds
 
@@ -345,9 +345,10 @@ def main() -> None:
     if options.compile_only:
         print(learner_of(options.games[0], options.cases[0]).compile())
         return
-    folder = tempfile.mkdtemp(prefix="capo-compiled-")
-    if options.ahead:  # before anything is compiled
-        jax.config.update("jax_compilation_cache_dir", folder)
+    compiled = tempfile.TemporaryDirectory(prefix="capo-compiled-")
+    if options.ahead:  # before anything is compiled, and before this process takes all of the memory
+        os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+        jax.config.update("jax_compilation_cache_dir", compiled.name)
     jax.devices()  # so that provenance names the accelerator
     begin = time.perf_counter()
     games = options.games or GAMES[:1]
@@ -358,7 +359,7 @@ def main() -> None:
         wanted += [(game, case) for game in GAMES[1:] for case in OTHER_GAMES]
     stored = json.loads(options.out.read_text()) if options.out and options.out.exists() else {}
     rows: list[dict[str, Any]] = stored.get("rows", [])
-    limits: dict[str, float] = stored.get("matrix_product_flops", {})
+    limits: dict[str, float] = stored.get("limits", {})  # operations a second by number format; bytes a second
     made = stored.get("made_by", [])
     makers: list[dict[str, Any]] = made if isinstance(made, list) else [made]
     ahead: dict[tuple[str, str], float] = {}
@@ -367,7 +368,7 @@ def main() -> None:
         new = [
             (game, case) for game, case in wanted if (game, case, fingerprint(learner_of(game, case))) not in there
         ]
-        ahead = compile_ahead(new, options.ahead, folder)
+        ahead = compile_ahead(new, options.ahead, compiled.name)
     for game, case in wanted:
         same = [row for row in rows if (row["game"], row.get("case", row.get("loops"))) == (game, case)]
         plain = options.profile or options.envs
@@ -400,7 +401,7 @@ def main() -> None:
             made_by = provenance()
             row["commit"] = made_by["commit"]
             makers = [*(made for made in makers if made["commit"] != made_by["commit"]), made_by]
-            found = {"made_by": makers, "matrix_product_flops": limits, "rows": rows}
+            found = {"made_by": makers, "limits": limits, "rows": rows}
             write_json(options.out, found)
     if not (options.profile or options.envs):
         print(table(rows))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from capo.neural import ncapo, networks
+from capo.neural.algorithm import means, scan_means
 from capo.neural.config import NCAPOConfig
 from capo.neural.replay import Rollout
 from capo.update import StepSize, coordinate_update
@@ -263,3 +264,30 @@ def test_schedules():
 def test_behaviour_mixes_in_epsilon():
     mu = jnp.exp(ncapo.behaviour(jnp.array([100.0, 0.0, 0.0, 0.0]), 0.2))
     np.testing.assert_allclose(mu, [0.85, 0.05, 0.05, 0.05], atol=1e-6)
+
+
+@pytest.mark.parametrize(("train", "resting"), [("critic", "actor"), ("actor", "critic")])
+def test_what_is_not_trained_costs_no_way_back(train, resting):
+    """Separate networks: the resting one's gradient is 0 and not computed, even where its loss is not finite."""
+    config = NCAPOConfig(width=8, shared_trunk=False, target_from="target-network")
+    spec = networks.spec_for(config, (4,), 3)
+    params = networks.init(spec, np.random.default_rng(0))
+    target = ncapo.init_target(config, networks.init(spec, np.random.default_rng(1)))
+    params[resting]["head"]["bias"] = np.full(3, np.inf, np.float32)
+    batch = make_batch(spec, False, np.random.default_rng(0))
+    grads, _ = jax.grad(lambda p: ncapo.losses(config, spec, p, target, batch, train), has_aux=True)(params)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads[train]))
+    assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(grads[train])) > 0
+    assert all((np.asarray(leaf) == 0).all() for leaf in jax.tree.leaves(grads[resting]))
+
+
+def test_means_over_a_loop():
+    each = {"a": jnp.arange(6.0).reshape(2, 3), "b": jnp.ones((2, 3))}
+    assert {name: float(x) for name, x in means(each).items()} == {"a": 2.5, "b": 1.0}
+
+    def step(carry, x):
+        return carry + x, {"twice": 2 * x, "before": carry}
+
+    carry, logged = scan_means(step, jnp.float32(0), jnp.arange(4.0))
+    assert float(carry) == 6
+    assert {name: float(x) for name, x in logged.items()} == {"twice": 3.0, "before": 1.0}

@@ -124,7 +124,7 @@ def losses(
         return jnp.take_along_axis(x, batch.action[..., None], axis=-1)[..., 0]
 
     inputs = networks.inputs(spec, batch.obs)
-    logits, q, features = networks.logits_and_q(spec, params, first(inputs, rows_at_once(config, batch)))
+    logits, q, features = networks.logits_and_q(spec, params, inputs.steps(0, rows_at_once(config, batch)))
     evaluation = evaluate_by_slow_networks(config, spec, params, target, batch, inputs, logits, features)
     log_pi, q = jax.nn.log_softmax(logits[:, :length]), q[:, :length]
 
@@ -134,31 +134,38 @@ def losses(
         # Not the sign: only how much the batch's advantages weigh against each other.
         advantage = advantage / (jnp.mean(jnp.abs(evaluation.advantage)) + 1e-8)
     pi_tilde = actor_target(evaluation.log_pi, advantage, config)
-    metrics = means(
-        {
-            "actor_loss": actor_loss(log_pi, pi_tilde, config.kl),
-            "critic_loss": jnp.square(taken(q) - evaluation.returns),
-            "entropy": -jnp.sum(jnp.exp(log_pi) * log_pi, axis=-1),
-            "value": evaluation.returns,
-            "advantage_abs": jnp.abs(evaluation.advantage),
-        }
-    )
-    return total_loss(config, metrics, train), metrics
+    each = {
+        "actor_loss": actor_loss(log_pi, pi_tilde, config.kl),
+        "critic_loss": jnp.square(taken(q) - evaluation.returns),
+        "entropy": -jnp.sum(jnp.exp(log_pi) * log_pi, axis=-1),
+        "value": evaluation.returns,
+        "advantage_abs": jnp.abs(evaluation.advantage),
+    }
+    return loss_and_metrics(config, each, train)
 
 
-def total_loss(config: Any, metrics: Metrics, train: str) -> Array:
-    """What is descended: the parts of the loss that ``train`` names ("both", "critic" or "actor")."""
+LEARNT = {
+    "both": ("actor_loss", "critic_loss", "entropy"),
+    "critic": ("critic_loss",),
+    "actor": ("actor_loss", "entropy"),
+}
+
+
+def loss_and_metrics(config: Any, each: Metrics, train: str) -> tuple[Array, Metrics]:
+    """The loss to descend, with the parts that ``train`` names, and the means of everything.
+
+    Args:
+        each: arrays (B, T); among them actor_loss, critic_loss and entropy.
+        train: "both", "critic" or "actor".
+    """
+    learnt = LEARNT[train]
+    parts = means({name: x if name in learnt else jax.lax.stop_gradient(x) for name, x in each.items()})
     loss = jnp.zeros(())
     if train in ("both", "critic"):
-        loss += config.critic_coefficient * metrics["critic_loss"]
+        loss += config.critic_coefficient * parts["critic_loss"]
     if train in ("both", "actor"):
-        loss += metrics["actor_loss"] - config.entropy * metrics["entropy"]
-    return loss
-
-
-def first(inputs: Inputs, rows: int) -> Inputs:
-    """The inputs (B, T + S, ...) of the first rows of every rollout."""
-    return Inputs(inputs.x[:, :rows])
+        loss += parts["actor_loss"] - config.entropy * parts["entropy"]
+    return loss, parts
 
 
 def rows_at_once(config: Any, batch: Rollout) -> int:
@@ -217,7 +224,7 @@ def _slow_networks(
     params, logits, features = jax.lax.stop_gradient((params, logits, features))
     done = logits.shape[1]
     if _needs_current(config) and done < inputs.x.shape[1]:
-        more_logits, _, more_features = networks.logits_and_q(spec, params, Inputs(inputs.x[:, done:]))
+        more_logits, _, more_features = networks.logits_and_q(spec, params, inputs.steps(done, None))
         logits = jnp.concatenate([logits, more_logits], axis=1)
         features = jnp.concatenate([features, more_features], axis=1)
     if config.target_from == "target-network":

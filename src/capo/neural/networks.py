@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from capo.errors import CapoError
-from capo.neural.layer_norm import normalise
+from capo.neural.layer_norm import kernels_run_here, normalise
 
 Array = Any
 Params = Any  # a dict tree of arrays
@@ -135,7 +135,11 @@ def part(params: Params, name: Literal["actor", "critic"]) -> Params:
 class Inputs(NamedTuple):
     """Observations as a first layer takes them: for several networks that look at the same ones."""
 
-    x: Array  # (..., n) or, for a convolution, (..., H - 2, n): what a line of its result is made from
+    x: Array  # (..., n); for a convolution (..., H-2, n), on a wide grid (..., H-2, W-2, n): see _windows
+
+    def steps(self, start: int, stop: int | None) -> Inputs:
+        """Those of some steps of rollouts (B, T, ...)."""
+        return Inputs(self.x[:, start:stop])
 
 
 def inputs(spec: NetworkSpec, obs: Array | Inputs) -> Inputs:
@@ -169,7 +173,7 @@ def logits_and_q(spec: NetworkSpec, params: Params, obs: Array | Inputs) -> tupl
     """Both networks at once.
 
     Args:
-        obs: (..., *observation_shape) of any dtype.
+        obs: (..., *observation_shape) of any dtype, or what :func:`inputs` made of them.
 
     Returns:
         logits (..., A), Q (..., A), and the critic's features (..., width).
@@ -252,8 +256,7 @@ def _activate(spec: NetworkSpec, layer: Params, product: Array) -> Array:
     """What follows a product (..., n): bias, LayerNorm where there is one, activation; in the product's format."""
     relu = spec.activation == "relu"
     if "scale" in layer:
-        gpu = jax.default_backend() == "gpu"
-        x = normalise(product, layer["bias"], layer["scale"], layer["shift"], relu, gpu)
+        x = normalise(product, layer["bias"], layer["scale"], layer["shift"], relu, kernels_run_here())
         return x if relu else jnp.tanh(x.astype(jnp.float32)).astype(product.dtype)
     x = product.astype(jnp.float32) + layer["bias"]
     return (jax.nn.relu(x) if relu else jnp.tanh(x)).astype(product.dtype)

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from capo.neural import ncapo, networks
-from capo.neural.algorithm import Metrics, means
+from capo.neural.algorithm import Metrics
 from capo.neural.config import preset as ncapo_preset
 from capo.neural.ncapo import NCAPOAlgorithm
 from capo.neural.networks import NetworkSpec, Params
@@ -73,8 +73,8 @@ def losses(
         return jnp.take_along_axis(x, batch.action[..., None], axis=-1)[..., 0]
 
     inputs = networks.inputs(spec, batch.obs)
-    rows = ncapo.first(inputs, ncapo.rows_at_once(config, batch))
-    logits, q, features = networks.logits_and_q(spec, params, rows)
+    learnt = inputs.steps(0, ncapo.rows_at_once(config, batch))
+    logits, q, features = networks.logits_and_q(spec, params, learnt)
     evaluation = ncapo.evaluate_by_slow_networks(config, spec, params, target, batch, inputs, logits, features)
     log_pi, q = jax.nn.log_softmax(logits[:, :length]), q[:, :length]
 
@@ -82,17 +82,15 @@ def losses(
     if config.max_ratio:
         ratio = jnp.minimum(ratio, config.max_ratio)
     worth = evaluation.returns if config.weight == "q" else evaluation.advantage
-    metrics = means(
-        {
-            "actor_loss": -ratio * worth * taken(log_pi),
-            "critic_loss": jnp.square(taken(q) - evaluation.returns),
-            "entropy": -jnp.sum(jnp.exp(log_pi) * log_pi, axis=-1),
-            "value": evaluation.returns,
-            "advantage_abs": jnp.abs(evaluation.advantage),
-            "ratio": ratio,
-        }
-    )
-    return ncapo.total_loss(config, metrics, train), metrics
+    each = {
+        "actor_loss": -ratio * worth * taken(log_pi),
+        "critic_loss": jnp.square(taken(q) - evaluation.returns),
+        "entropy": -jnp.sum(jnp.exp(log_pi) * log_pi, axis=-1),
+        "value": evaluation.returns,
+        "advantage_abs": jnp.abs(evaluation.advantage),
+        "ratio": ratio,
+    }
+    return ncapo.loss_and_metrics(config, each, train)
 
 
 class OffPACAlgorithm(NCAPOAlgorithm):
