@@ -104,12 +104,14 @@ def traffic(learner: Any) -> float | None:
     number = 2 if spec.precision == "bfloat16" else 4
     size = math.prod(spec.observation_shape)
     height, width, channels = spec.observation_shape
-    lines = 3 * (height - 2) * width * channels if spec.kind == "conv" else 0
-    inputs = spec.n_flat if spec.kind == "conv" else 0  # numbers that the convolution gives
-    layers = [(lines, inputs)] if lines else []
-    layers += list(itertools.pairwise([spec.n_flat, *(spec.width,) * spec.n_dense]))
+    layers = list(itertools.pairwise([spec.n_flat, *(spec.width,) * spec.n_dense]))
+    inputs = size / 8 + number * size  # once for all networks
+    if spec.kind == "conv":
+        lines = 3 * (height - 2) * width * channels
+        inputs += number * (size + lines)
+        layers = [(lines, spec.n_flat), *layers]
     # product: read, write; activation: read, write
-    forward = size / 8 + number * (size + (size + lines if lines else 0) + sum(i + 3 * o for i, o in layers))
+    forward = number * sum(i + 3 * o for i, o in layers)
     # activation: read two, write; weights: read two; inputs (but for the first layer): read, write
     backward = number * (sum(3 * o + o + i for i, o in layers) + sum(o + i for i, o in layers[1:]))
     trunks = 1 if spec.shared_trunk else 2
@@ -118,16 +120,18 @@ def traffic(learner: Any) -> float | None:
     moments = 2 if config.optimiser == "adam" else 1
     # gradient: written, read; parameter and averages: read, written; copy in the products' format: written, read
     each = 8 + 8 * (1 + moments) + 2 * number
-    return float(rows * (passes * forward + trunks * backward) + learner.n_parameters * each)
+    return float(rows * (inputs + passes * forward + trunks * backward) + learner.n_parameters * each)
 
 
-def best_seconds(function: Any, argument: Any) -> float:
-    """Of ten calls."""
-    function(argument).block_until_ready()
+def best_seconds(function: Any, *arguments: Any, calls: int = 10) -> float:
+    """Of some calls after a first one."""
+    import jax
+
     best = math.inf
-    for _ in range(10):
+    jax.block_until_ready(function(*arguments))
+    for _ in range(calls):
         begin = time.perf_counter()
-        function(argument).block_until_ready()
+        jax.block_until_ready(function(*arguments))
         best = min(best, time.perf_counter() - begin)
     return best
 
@@ -211,18 +215,21 @@ def measure(game: str, case: str, seconds: float, limits: dict[str, float]) -> d
 
 
 def compile_ahead(wanted: list[tuple[str, str]], workers: int, folder: str) -> dict[tuple[str, str], float]:
-    """Compile into jax's cache in ``folder``, ``workers`` cases at a time; seconds of each."""
+    """Compile into jax's cache in ``folder``, ``workers`` cases at a time; seconds of each that compiles."""
     environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": folder}
 
-    def one(what: tuple[str, str]) -> float:
+    def one(what: tuple[str, str]) -> float | None:
         command = [sys.executable, __file__, "--compile-only", "--games", what[0], "--cases", what[1]]
         done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
-        seconds = float(done.stdout.split()[-1]) if done.returncode == 0 else math.nan
+        if done.returncode != 0:  # it said why
+            return None
+        seconds = float(done.stdout.split()[-1])
         print(f"compiled {what[0]} {what[1]}: {seconds:.1f} s beside others", file=sys.stderr, flush=True)
         return seconds
 
     with ThreadPoolExecutor(workers) as pool:
-        return dict(zip(wanted, pool.map(one, wanted), strict=True))
+        found = zip(wanted, pool.map(one, wanted), strict=True)
+        return {what: seconds for what, seconds in found if seconds is not None}
 
 
 def profile(game: str, case: str, iterations: int = 2) -> dict[str, Any]:
@@ -297,11 +304,7 @@ def measure_game(game: str, copies: int, written_out: bool) -> dict[str, Any]:
     begin = time.perf_counter()
     program = jax.jit(play).lower(state, jax.random.PRNGKey(1)).compile()
     compile_seconds = time.perf_counter() - begin
-    best = math.inf
-    for _ in range(3):
-        begin = time.perf_counter()
-        jax.block_until_ready(program(state, jax.random.PRNGKey(1)))
-        best = min(best, time.perf_counter() - begin)
+    best = best_seconds(program, state, jax.random.PRNGKey(1), calls=3)
     return {
         "game": game,
         "copies": copies,
@@ -345,8 +348,8 @@ def main() -> None:
     if options.compile_only:
         print(learner_of(options.games[0], options.cases[0]).compile())
         return
-    compiled = tempfile.TemporaryDirectory(prefix="capo-compiled-")
     if options.ahead:  # before anything is compiled, and before this process takes all of the memory
+        compiled = tempfile.TemporaryDirectory(prefix="capo-compiled-")
         os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
         jax.config.update("jax_compilation_cache_dir", compiled.name)
     jax.devices()  # so that provenance names the accelerator

@@ -144,13 +144,6 @@ def losses(
     return loss_and_metrics(config, each, train)
 
 
-LEARNT = {
-    "both": ("actor_loss", "critic_loss", "entropy"),
-    "critic": ("critic_loss",),
-    "actor": ("actor_loss", "entropy"),
-}
-
-
 def loss_and_metrics(config: Any, each: Metrics, train: str) -> tuple[Array, Metrics]:
     """The loss to descend, with the parts that ``train`` names, and the means of everything.
 
@@ -158,14 +151,14 @@ def loss_and_metrics(config: Any, each: Metrics, train: str) -> tuple[Array, Met
         each: arrays (B, T); among them actor_loss, critic_loss and entropy.
         train: "both", "critic" or "actor".
     """
-    learnt = LEARNT[train]
-    parts = means({name: x if name in learnt else jax.lax.stop_gradient(x) for name, x in each.items()})
-    loss = jnp.zeros(())
+    weights: dict[str, Any] = {}
     if train in ("both", "critic"):
-        loss += config.critic_coefficient * parts["critic_loss"]
+        weights |= {"critic_loss": config.critic_coefficient}
     if train in ("both", "actor"):
-        loss += parts["actor_loss"] - config.entropy * parts["entropy"]
-    return loss, parts
+        weights |= {"actor_loss": 1.0, "entropy": -config.entropy}
+    # What has no weight has no way back either, not one of zeros.
+    parts = means({name: x if name in weights else jax.lax.stop_gradient(x) for name, x in each.items()})
+    return sum(weight * parts[name] for name, weight in weights.items()), parts
 
 
 def rows_at_once(config: Any, batch: Rollout) -> int:
