@@ -18,7 +18,8 @@ a step (:func:`traffic`), at the rate of a large copy. What is left is mostly *l
 an iteration; small ones take a few microseconds each whatever they do.
 
 --ahead N compiles N cases at a time beforehand, each in a process of its own: the table takes half as long, the
-compile times stand beside others'.
+compile times are those beside others. With --compiled FOLDER the programs stay there for a later run, and
+--compile-only stops when they are there: compiling may go on beside other work, measuring needs the device alone.
 """
 
 from __future__ import annotations
@@ -214,22 +215,34 @@ def measure(game: str, case: str, seconds: float, limits: dict[str, float]) -> d
     }
 
 
-def compile_ahead(wanted: list[tuple[str, str]], workers: int, folder: str) -> dict[tuple[str, str], float]:
-    """Compile into jax's cache in ``folder``, ``workers`` cases at a time; seconds of each that compiles."""
-    environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": folder}
+def compile_ahead(wanted: list[tuple[str, str]], workers: int, folder: Path) -> None:
+    """Compile into jax's cache in ``folder``, ``workers`` cases at a time."""
+    environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(folder)}
 
-    def one(what: tuple[str, str]) -> float | None:
-        command = [sys.executable, __file__, "--compile-only", "--games", what[0], "--cases", what[1]]
-        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
-        if done.returncode != 0:  # it said why
-            return None
-        seconds = float(done.stdout.split()[-1])
-        print(f"compiled {what[0]} {what[1]}: {seconds:.1f} s beside others", file=sys.stderr, flush=True)
-        return seconds
+    def one(what: tuple[str, str]) -> None:
+        command = [sys.executable, __file__, "--compile-one", str(folder), "--games", what[0], "--cases", what[1]]
+        subprocess.run(command, env=environment, check=False)  # one that fails says why, and again when measured
 
     with ThreadPoolExecutor(workers) as pool:
-        found = zip(wanted, pool.map(one, wanted), strict=True)
-        return {what: seconds for what, seconds in found if seconds is not None}
+        list(pool.map(one, wanted))
+
+
+def compile_one(game: str, case: str, folder: Path) -> None:
+    """Compile a case and note how long it took."""
+    from capo.files import write_json
+
+    learner = learner_of(game, case)
+    seconds = round(learner.compile(), 1)
+    write_json(
+        compile_note(folder, game, learner.n_seeds, fingerprint(learner)),
+        {"compile_seconds": seconds, "compiled_beside_others": True},
+    )
+    print(f"compiled {game} {case}: {seconds} s beside others", file=sys.stderr, flush=True)
+
+
+def compile_note(folder: Path, game: str, seeds: int, settings: str) -> Path:
+    """Where the compile time of a case is noted."""
+    return folder / f"{game}-{seeds}-{settings}.json"
 
 
 def profile(game: str, case: str, iterations: int = 2) -> dict[str, Any]:
@@ -337,7 +350,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0, help="to measure each case")
     parser.add_argument("--limit", type=float, default=math.inf, help="start no case after so many seconds")
     parser.add_argument("--ahead", type=int, default=0, metavar="N", help="compile N cases at a time beforehand")
-    parser.add_argument("--compile-only", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--compiled", type=Path, metavar="FOLDER", help="keep compiled programs here")
+    parser.add_argument("--compile-only", action="store_true", help="with --ahead and --compiled: measure nothing")
+    parser.add_argument("--compile-one", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help="file to write, kept up to date as rows come")
     options = parser.parse_args()
     import jax
@@ -345,13 +360,17 @@ def main() -> None:
     from capo.files import write_json
     from capo.provenance import provenance
 
-    if options.compile_only:
-        print(learner_of(options.games[0], options.cases[0]).compile())
+    if options.compile_one:
+        compile_one(options.games[0], options.cases[0], options.compile_one)
         return
-    if options.ahead:  # before anything is compiled, and before this process takes all of the memory
-        compiled = tempfile.TemporaryDirectory(prefix="capo-compiled-")
+    if options.compile_only and not (options.ahead and options.compiled):
+        parser.error("--compile-only needs --ahead N and --compiled FOLDER")
+    if options.ahead or options.compiled:  # before anything is compiled, or takes all of the memory
+        temporary = tempfile.TemporaryDirectory(prefix="capo-compiled-")  # until this function ends
+        compiled = options.compiled or Path(temporary.name)
+        compiled.mkdir(parents=True, exist_ok=True)
         os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
-        jax.config.update("jax_compilation_cache_dir", compiled.name)
+        jax.config.update("jax_compilation_cache_dir", str(compiled))
     jax.devices()  # so that provenance names the accelerator
     begin = time.perf_counter()
     games = options.games or GAMES[:1]
@@ -365,13 +384,14 @@ def main() -> None:
     limits: dict[str, float] = stored.get("limits", {})  # operations a second by number format; bytes a second
     made = stored.get("made_by", [])
     makers: list[dict[str, Any]] = made if isinstance(made, list) else [made]
-    ahead: dict[tuple[str, str], float] = {}
     if options.ahead and not (options.profile or options.envs):
         there = {(row["game"], row.get("case"), row.get("settings")) for row in rows}
         new = [
             (game, case) for game, case in wanted if (game, case, fingerprint(learner_of(game, case))) not in there
         ]
-        ahead = compile_ahead(new, options.ahead, compiled.name)
+        compile_ahead(new, options.ahead, compiled)
+    if options.compile_only:
+        return
     for game, case in wanted:
         same = [row for row in rows if (row["game"], row.get("case", row.get("loops"))) == (game, case)]
         plain = options.profile or options.envs
@@ -394,9 +414,9 @@ def main() -> None:
                 row = measure_game(game, 400, case == "written out")
             else:
                 row = measure(game, case, options.seconds, limits)
-                if (game, case) in ahead:
-                    row["compile_seconds"] = round(ahead[game, case], 1)
-                    row["compiled_beside"] = options.ahead - 1
+                if options.ahead or options.compiled:
+                    note = compile_note(compiled, game, row["seeds"], row["settings"])
+                    row |= json.loads(note.read_text()) if note.exists() else {}
             print(json.dumps(row), file=sys.stderr, flush=True)
         rows.append(row)
         if options.out:
