@@ -51,6 +51,7 @@ NUMBERS = (
     "learning_rate",
     "max_grad_norm",
     "retrace_lambda",
+    "tau_policy",
     "tau_q",
     *EXTRA,
 )
