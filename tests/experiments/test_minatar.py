@@ -174,6 +174,7 @@ def test_drawing_marks_what_is_missing_or_damaged(tmp_path: Path, capsys: pytest
     ]
     assert "all seeds trained in" in shown
     assert "Trained on: A processor; 2 cores." in shown
+    assert "Trained in 60 s, trainings side by side counted once (3 min one after another)." in shown
     assert (data / "minatar.png").stat().st_size > 10_000
     assert main(["report", str(data), "--out", str(tmp_path / "page.html")]) == 0
     captured = capsys.readouterr()

@@ -107,6 +107,7 @@ def make_result(folder: Path, game: str, algorithm: str, top: float, **changes: 
             {
                 "seeds": list(range(5)),
                 "wall_seconds": 60.0,
+                "started": "2026-01-01T00:00:00+00:00",
                 "versions": {"jax": "0.10"},
                 "hardware": {"processor": "A processor", "cores": 2},
             }

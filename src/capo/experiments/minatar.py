@@ -570,6 +570,10 @@ def report(folder: Path) -> str:
     closing.append("Intervals: percentile bootstrap over seeds; with fewer than five seeds they are too narrow.")
     machines = dict.fromkeys(dict(record.facts).get("hardware", "") for record in found.records.values())
     closing += [f"Trained on: {machine}." for machine in machines if machine]
+    spans = [span for record in found.records.values() for span in record.spans]
+    together, apart = folders.covered(spans), sum(end - begin for begin, end in spans)
+    aside = f", trainings side by side counted once ({folders.duration(apart)} one after another)"
+    closing.append(f"Trained in {folders.duration(together)}{aside if together < apart else ''}.")
     closing += [f"Note: {note}" for note in found.notes]
     return "\n\n".join([*parts, "\n".join(closing)])
 

@@ -11,8 +11,9 @@ import csv
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ class Record:
         protocol: how the curves and scores were measured, as (what, how).
         facts: versions, commit, hardware, wall time, as (what, value).
         versions: of the packages.
+        spans: begin and end of its trainings, in seconds since 1970, if they are known.
         gifs: pictures of the agent playing.
         quick: whether it is a small version of an experiment, not the real one.
         problems: what is missing or damaged, in words.
@@ -73,6 +75,7 @@ class Record:
     protocol: list[tuple[str, str]] = field(default_factory=list)
     facts: list[tuple[str, str]] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
+    spans: list[tuple[float, float]] = field(default_factory=list)
     gifs: list[Path] = field(default_factory=list)
     quick: bool = False
     problems: list[str] = field(default_factory=list)
@@ -203,7 +206,7 @@ def read_run(path: Path) -> Record:
         record.problem("", f"seed {seed} {_stopped(last, record.frames)}")
     seconds = max((row.get("elapsed_seconds", math.nan) for row in rows), default=math.nan)
     if math.isfinite(seconds):
-        record.facts.insert(0, ("training took", _duration(seconds)))
+        record.facts.insert(0, ("training took", duration(seconds)))
     _take_evaluation(record, raw)
     return record
 
@@ -355,7 +358,12 @@ def _read_json(path: Path) -> dict[str, Any]:
     return found
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Seconds in words.
+
+    >>> duration(70), duration(600), duration(9000)
+    ('70 s', '10 min', '2.5 h')
+    """
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
@@ -407,12 +415,28 @@ def _result_record(file: Path, content: Mapping[str, Any]) -> Record:
         record.finals[seed] = float(np.mean(_floats(entry["final_returns"])))
     record.final_how = str(content["protocol"]["Final score"])
     programs = content["programs"]
-    record.facts.append(("training took", _duration(sum(float(one["wall_seconds"]) for one in programs))))
+    for one in programs:
+        begin = datetime.fromisoformat(one["started"]).timestamp()
+        record.spans.append((begin, begin + float(one["wall_seconds"])))
+    record.facts.append(("training took", duration(sum(end - begin for begin, end in record.spans))))
     record.facts += _facts(programs[-1])
     record.versions = _versions(programs[-1])
     for one in programs[:-1]:
         record.problems += version_differences(f"{file}: seeds {one['seeds']}", _versions(one), record.versions)
     return record
+
+
+def covered(spans: Iterable[tuple[float, float]]) -> float:
+    """The time that spans cover together; where they overlap it counts once.
+
+    >>> covered([(0, 5), (3, 8), (20, 21)])
+    9.0
+    """
+    total, until = 0.0, -math.inf
+    for begin, end in sorted(spans):
+        total += max(end - max(begin, until), 0.0)
+        until = max(until, end)
+    return total
 
 
 def _floats(values: Sequence[float | None]) -> Array:
