@@ -172,18 +172,25 @@ def compare(game: str, options: argparse.Namespace) -> list[Row]:
 
 
 def table(rows: list[Row]) -> str:
-    """Settings from best to worst: the score, and in each game the last quarter's return and the evaluation."""
+    """Settings from best to worst: the score, and in each game the last quarter's return and the evaluation.
+
+    Rows that differ in their seeds alone are put together.
+    """
     games = list(dict.fromkeys(row["game"] for row in rows))
-    found: dict[tuple[str, str], dict[str, Row]] = {}
+    several = len({row["frames"] for row in rows}) > 1
+    found: dict[tuple[str, str], dict[str, list[Row]]] = {}
     for row in rows:
-        base = " ".join(part for part in (row["preset"], row["base"]) if part)
-        found.setdefault((base, row["setting"]), {})[row["game"]] = row
+        frames = f"{row['frames']:,} frames" if several else ""
+        base = " ".join(part for part in (row["preset"], row["base"], frames) if part)
+        found.setdefault((base, row["setting"]), {}).setdefault(row["game"], []).append(row)
     first = next(iter(found.values()))
 
-    def pair(row: Row) -> tuple[float, float]:
-        return row["training_return_by_quarter"][-1], float(np.mean(row["evaluation_by_seed"]))
+    def pair(same: list[Row]) -> tuple[float, float]:
+        seeds = [len(row["seeds"]) for row in same]
+        training = np.average([row["training_return_by_quarter"][-1] for row in same], weights=seeds)
+        return float(training), float(np.mean([x for row in same for x in row["evaluation_by_seed"]]))
 
-    def score(own: dict[str, Row]) -> float:
+    def score(own: dict[str, list[Row]]) -> float:
         logs = [
             math.log(max(mine, 0.01) / max(theirs, 0.01))
             for game in own
@@ -212,16 +219,21 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="run nothing")
     options = parser.parse_args()
     options.frames = int(options.frames)
-    rows: list[Row] = json.loads(options.out.read_text())["rows"] if options.out.exists() else []
+
+    def stored() -> list[Row]:
+        return json.loads(options.out.read_text())["rows"] if options.out.exists() else []
+
+    settings = options.settings
     for game in () if options.table else options.games:
         wanted = {"game": game, "preset": options.preset, "base": options.base, "frames": options.frames}
-        there = [row["setting"] for row in rows if all(row[key] == value for key, value in wanted.items())]
-        if set(options.settings) <= set(there):
-            continue
-        rows += compare(game, options)
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        write_result(options.out, {"rows": rows})
-    print(table(rows))
+        wanted["seeds"] = list(range(options.first_seed, options.first_seed + options.seeds))
+        there = [row["setting"] for row in stored() if all(row[key] == value for key, value in wanted.items())]
+        options.settings = [setting for setting in settings if setting not in there]
+        if options.settings:
+            new = compare(game, options)
+            options.out.parent.mkdir(parents=True, exist_ok=True)
+            write_result(options.out, {"rows": stored() + new})  # as it is now: others may have written meanwhile
+    print(table(stored()))
 
 
 if __name__ == "__main__":

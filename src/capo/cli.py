@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
+import re
 import sys
 from collections.abc import Sequence
 
@@ -38,7 +41,12 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; a user's mistake is one line on standard error and exit status 2."""
-    options = build_parser().parse_args(arguments)
+    parser = build_parser()
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        settings = [text for text in unknown if re.match(r"\w+=", text)] if hasattr(options, "set") else []
+        hint = f" (for each setting a --set: {' '.join(f'--set {text}' for text in settings)})" if settings else ""
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     try:
         return int(options.run(options))
     except CapoError as error:
@@ -55,5 +63,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 141
 
 
+def entry() -> None:
+    """The command ``capo``."""
+    status = main()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    if status == 130:  # a compiler's threads may still be at work, and must not see Python go
+        os._exit(status)
+    sys.exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    entry()

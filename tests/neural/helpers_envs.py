@@ -117,3 +117,29 @@ class Fragile(gymnasium.Env[Any, Any]):
     def close(self) -> None:
         if self.steps >= self.breaks_at:
             raise RuntimeError("the simulator cannot be closed")
+
+
+class Numbered(gymnasium.Env[Any, Any]):
+    """Observes the number of its episode (of all that were ever begun) and of its step; pays the latter."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+    begun = made = closed = 0
+
+    def __init__(self) -> None:
+        Numbered.made += 1
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed, options=options)
+        Numbered.begun += 1
+        self.at = np.array([Numbered.begun, 0], np.float32)
+        self.last = int(self.np_random.integers(5, 40))
+        return self.at.copy(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        del action
+        self.at[1] += 1
+        return self.at.copy(), float(self.at[1]), bool(self.at[1] >= self.last), False, {}
+
+    def close(self) -> None:
+        Numbered.closed += 1

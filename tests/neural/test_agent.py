@@ -139,7 +139,7 @@ def test_evaluation(agent: capo.NCAPO) -> None:
     assert (agent.evaluate(50, seed=1).returns != found.returns).any()
     alone = capo.NCAPO(ENV, **TINY_640).evaluate(50)
     assert alone.standard_error == pytest.approx(alone.returns.std(ddof=1) / np.sqrt(50))
-    with pytest.raises(capo.CapoError, match="at least one episode"):
+    with pytest.raises(capo.CapoError, match="number of episodes has to be a positive integer"):
         agent.evaluate(0)
 
 

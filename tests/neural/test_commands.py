@@ -209,7 +209,7 @@ def test_the_curve_smooths_what_exists() -> None:
         (["train", ENV, "--checkpoint-every", "often"], "60s, 5m or 1h"),
         (["train", ENV, "--eval-episodes", "-1"], "0 (no evaluation)"),
         (["resume", "nowhere"], "no such folder"),
-        (["evaluate", "nowhere"], "no such checkpoint"),
+        (["evaluate", "nowhere"], "no such run or saved agent nor nowhere.safetensors"),
         (["watch", "nowhere", "--out", "play.png"], "end in .gif"),
     ],
 )

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import gc
 import json
 import os
 import shutil
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import jax
 import numpy as np
 import pytest
-from helpers_envs import Fragile
+from helpers_envs import Fragile, Numbered
 from helpers_shell import ENV, TINY, TINY_640, metrics, uses
 
 import capo
@@ -130,6 +132,73 @@ def test_a_full_disk_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.Monke
     reference = tmp_path / "reference"
     capo.NCAPO(ENV, out=reference, log_every=80, **TINY_640).learn(640)
     assert metrics(out) == metrics(reference)
+
+
+def test_a_disk_that_is_full_at_the_start_keeps_no_folder_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.fsync
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    agent = capo.NCAPO(ENV, out=tmp_path / "run", **TINY_640)
+    for frames in (64, 128):  # a new folder, then the same one again
+        monkeypatch.setattr(checkpoint.os, "fsync", full)
+        with pytest.raises(capo.CapoError, match="disk is full"):
+            agent.learn(64)
+        monkeypatch.setattr(checkpoint.os, "fsync", real)
+        assert agent.learn(64).frames == frames
+
+
+def test_a_run_whose_checkpoints_are_gone_is_not_begun_again(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    capo.NCAPO(ENV, out=out, log_every=80, **TINY_640).learn(640)
+    shutil.rmtree(out / "checkpoints")
+    before = (out / "metrics.csv").read_bytes()
+    with pytest.raises(capo.CapoError, match=r"metrics.csv has rows, but the checkpoints are gone"):
+        capo.NCAPO.resume(out)
+    assert (out / "metrics.csv").read_bytes() == before
+
+
+@pytest.mark.parametrize("episodes", [0, 1.5, True, "5"])
+def test_episodes_are_counted(episodes: Any) -> None:
+    agent = capo.NCAPO(ENV, **TINY_640)
+    with pytest.raises(capo.CapoError, match="number of episodes has to be a positive integer"):
+        agent.evaluate(episodes)
+
+
+def test_what_is_no_callback_changes_nothing() -> None:
+    agent = capo.NCAPO(ENV, **TINY_640)
+    with pytest.raises(capo.CapoError, match="callback=3: has to be a function"):
+        agent.learn(64, callback=3)  # type: ignore[arg-type]
+    with pytest.raises(capo.CapoError, match=r"save\(None\): a file's name is needed"):
+        agent.save(None)  # type: ignore[arg-type]
+    assert agent.frames_left == 0
+
+
+def test_more_environments_than_fit_are_named() -> None:
+    with pytest.raises(capo.CapoError, match=r"replay needs .* set n_envs to"):
+        capo.NCAPO("minatar-breakout", "cpu", n_envs=10**10).learn(512)
+
+
+def test_a_setting_without_its_option_says_how(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", ENV, "--set", "gamma=0.9", "width=64"])
+    assert "unrecognized arguments: width=64 (for each setting a --set: --set width=64)" in capsys.readouterr().err
+
+
+def test_environments_that_were_opened_are_closed() -> None:
+    gymnasium.register("Closed-v0", entry_point=Numbered)
+    Numbered.made = Numbered.closed = 0
+    agent = capo.NCAPO("Closed-v0", **TINY_640)
+    agent.learn(64)
+    agent.learn(64, horizon=1000)  # another program, with environments of its own
+    agent.evaluate(4)
+    assert Numbered.made - Numbered.closed == agent.config.n_envs
+    del agent
+    gc.collect()
+    assert Numbered.made == Numbered.closed
 
 
 def test_too_little_space_is_known_before_work_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,7 +330,7 @@ def test_folders_that_are_no_runs(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(capo.CapoError, match="not readable JSON"):
         capo.NCAPO.load(tmp_path)
-    with pytest.raises(capo.CapoError, match="no such checkpoint"):
+    with pytest.raises(capo.CapoError, match="no such run or saved agent"):
         capo.NCAPO.load(tmp_path / "agent")
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from gymnasium.vector import AutoresetMode
+from helpers_envs import Numbered
 
 from capo.errors import CapoError
 from capo.neural import noisy, rainbow, transitions
@@ -210,6 +213,36 @@ def test_noise_explores_while_training_and_is_off_in_play() -> None:
     obs = np.ones((50, 1), np.float32)
     taken = {tuple(learner.act(params, obs, jax.random.PRNGKey(i)).tolist()) for i in range(5)}
     assert len(taken) == 1
+
+
+@pytest.mark.parametrize("given", ["id", "one environment", "SameStep", "NextStep", "Disabled"])
+def test_n_step_returns_stay_within_an_episode_of_a_gymnasium_environment(given: str) -> None:
+    if given == "id":
+        gymnasium.register("Numbered-v0", entry_point=Numbered)
+        env: Any = "Numbered-v0"
+    elif given == "one environment":
+        env = Numbered()
+    else:
+        env = gymnasium.vector.SyncVectorEnv([Numbered] * 4, autoreset_mode=AutoresetMode(given))
+    config = RainbowConfig(n_envs=4, rollout_length=4, n_step=3, width=8, learning_starts=10**6)
+    learner = make_learner(env, config, 1)
+    state, _ = learner.run(learner.init([0]), 30)
+    restarted = make_learner(env, config, 1)  # as after a resume: with new episodes
+    state, _ = restarted.run(state, 30)
+    ring = jax.tree.map(lambda leaf: leaf[0], state.replay)
+    index = np.flatnonzero(ring.priority)
+    assert len(index) == 4 * (60 * 4 - 3)
+    found = transitions.take(learner.algorithm.ring, ring, index, config.gamma)
+    steps = (found.next_obs - found.obs)[:, 1]
+    for k in (1, 2, 3):  # rewards are the numbers of the steps
+        mine = (found.discount > 0) & (steps == k)
+        np.testing.assert_array_equal(found.obs[mine, 0], found.next_obs[mine, 0])
+        np.testing.assert_allclose(found.discount[mine], config.gamma**k, rtol=1e-5)
+        rewards = found.obs[mine, 1:] + 1 + np.arange(k)
+        np.testing.assert_allclose(found.returns[mine], rewards @ config.gamma ** np.arange(k), rtol=1e-4)
+    alive = found.discount > 0
+    assert set(np.unique(steps[alive])) <= {1, 2, 3}
+    assert np.mean(steps[alive] == 3) > (0.9 if given in ("id", "SameStep", "Disabled") else 0.4)
 
 
 # The whole ------------------------------------------------------------------------------------------------

@@ -61,9 +61,15 @@ class HostStep(NamedTuple):
 
 
 class HostEnvs(Protocol):
-    """Several environments stepped together, reset by themselves at an episode's end."""
+    """Several environments stepped together, reset by themselves at an episode's end.
+
+    Attributes:
+        n: how many.
+        skips: whether a call may reset one of them instead of stepping it.
+    """
 
     n: int
+    skips: bool
 
     def reset(self, seed: int) -> NDArray: ...
 
@@ -256,6 +262,8 @@ def _checked(moved: HostStep) -> HostStep:
 class _Copies:
     """Single environments stepped one after another; a finished episode is reset at once."""
 
+    skips = False
+
     def __init__(
         self, envs: list[Any], encode: Callable[[NDArray], NDArray], first_action: int, ours: bool = True
     ) -> None:
@@ -305,6 +313,7 @@ class _GivenVector:
         self._mode = str(getattr(mode, "value", mode))  # an enum in Gymnasium 1.1 and later
         if self._mode not in ("NextStep", "SameStep", "Disabled"):
             raise CapoError(f"unknown autoreset mode {mode!r} of {vector!r}")
+        self.skips = self._mode == "NextStep"
         self._only_resets = np.zeros(self.n, np.bool_)
 
     def reset(self, seed: int) -> NDArray:

@@ -79,7 +79,7 @@ def loss(config: Any, spec: NetworkSpec, params: Params, batch: Batch) -> tuple[
     """The loss to descend on a batch, and its parts."""
     log_pi, entropy, value = policy_and_value(spec, params, batch.obs, batch.action)
     advantage = batch.advantage
-    if config.normalise_advantage:
+    if config.normalise_advantage and advantage.size > 1:
         advantage = (advantage - advantage.mean()) / (advantage.std(ddof=1) + 1e-8)
     actor = -jnp.mean(advantage * log_pi)
     critic = jnp.mean(jnp.square(batch.returns - value))

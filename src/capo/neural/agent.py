@@ -28,9 +28,9 @@ from capo.neural.checkpoint import Checkpoint, CheckpointStore
 from capo.neural.evaluation import Evaluation, check_seed
 from capo.neural.host import check_copies
 from capo.neural.progress import Reporter, reporter
-from capo.neural.run import CHECKPOINTS, CONFIG, Interval, RunFolder, check_new, read_config
+from capo.neural.run import CHECKPOINTS, CONFIG, METRICS, Interval, RunFolder, check_new, read_config
 from capo.neural.session import Session
-from capo.neural.settings import Settings, override
+from capo.neural.settings import Settings, is_minatar, override
 from capo.neural.training import Part, Rows, Training
 from capo.provenance import provenance, versions
 
@@ -174,6 +174,8 @@ class Agent:
             raise CapoError(f"learn({frames!r}): the number of frames has to be a positive integer")
         if horizon is not None and not _is_count(horizon):
             raise CapoError(f"horizon={horizon!r}: has to be a positive number of frames")
+        if callback is not None and not callable(callback):
+            raise CapoError(f"callback={callback!r}: has to be a function of the agent and the new rows")
         training = self._ready()
         training.start()  # says so if there is no state to go on from, before anything is written
         per_iteration = int(training.learner.frames_per_iteration)
@@ -209,6 +211,7 @@ class Agent:
         self._horizon_set = True
         if wanted != self.config.horizon:
             self.config = dataclasses.replace(self.config, horizon=int(wanted))
+            training.learner.close()
             # The horizon is compiled in; the state does not depend on it and goes on.
             training.learner = loop.make_learner(self.env, self.config, len(training.parts[0].seeds))
 
@@ -225,6 +228,11 @@ class Agent:
         shown.message(str(learner.describe()))
         if len(training.parts) > 1:
             shown.message(f"{len(training.parts)} seeds, one after another")
+        slow = "cpu" in self._settings().PRESETS and self.preset != "cpu" and is_minatar(self.env.name)
+        if slow and jax.default_backend() == "cpu":
+            shown.message(
+                f"preset {self.preset} is meant for a GPU; here preset cpu is more than 20 times as fast"
+            )
         if frames != asked:
             text = (
                 f"learn({asked:,}): rounded up to {frames:,} frames, whole iterations of "
@@ -278,7 +286,8 @@ class Agent:
         else:
             run = RunFolder.open(self.out)
             config["start_frames"] = run.config.get("start_frames", 0)
-            run.write_config({**run.config, **config})
+            with run.closed_if_it_fails():
+                run.write_config({**run.config, **config})
         return run
 
     def _environment(self) -> dict[str, Any]:
@@ -315,6 +324,8 @@ class Agent:
         Returns:
             The file: ``path``, with ``.safetensors`` added if it had no ending.
         """
+        if not isinstance(path, str | os.PathLike):
+            raise CapoError(f"save({path!r}): a file's name is needed")
         path = _file(Path(path))
         training = self._ready()
         training.start()
@@ -360,6 +371,11 @@ class Agent:
                     raise CapoError(
                         f"{path}: the run was to go on from a saved agent at frame {config['start_frames']:,} and "
                         "ended before its first checkpoint: load that agent again, with another out="
+                    )
+                if run.has_rows():  # a run's first checkpoint is older than its first row
+                    raise CapoError(
+                        f"{path}: {METRICS} has rows, but the checkpoints are gone: put them back into "
+                        f"{path / CHECKPOINTS}, or train in another folder"
                     )
                 agent = cls._from_config(config, env)
             else:
@@ -430,7 +446,7 @@ class Agent:
         if env is None:
             raise CapoError(
                 f"the agent was trained on an object ({content['environment']['name']!r}), which a file "
-                "can't hold: give it again as env="
+                f"can't hold: in Python, give it again as env= (capo.{cls.__name__}.load(..., env=...), or resume)"
             )
         agent = cls(env, content["preset"], seeds=content["seeds"], **content["overrides"])
         agent.config = cls._settings().from_dict(content["config"])
@@ -535,8 +551,9 @@ class Agent:
         Returns:
             The returns of all episodes (seeds, episodes), with their mean and its standard error.
         """
-        if episodes < 1:
-            raise CapoError(f"evaluate({episodes}): at least one episode is needed")
+        if not _is_count(episodes):
+            raise CapoError(f"evaluate({episodes!r}): the number of episodes has to be a positive integer")
+        episodes = int(episodes)
         check_seed(seed)
         training = self._ready()
         parts = [training.playable(part.seeds[0]) for part in training.parts]  # all of them, before any plays
@@ -624,6 +641,9 @@ def load(path: str | Path, env: Any = None) -> Agent:
 def _newest(path: Path) -> Checkpoint:
     """The checkpoint that ``path`` stands for: itself, or the newest one of a run's folder."""
     file = _file(path)
+    if not path.exists() and not file.exists():
+        also = f" nor {file}" if file != path else ""
+        raise CapoError(f"{path}: there is no such run or saved agent{also}")
     if not path.is_dir():
         return checkpoint.read(path if path.exists() else file)
     if file != path and file.exists():

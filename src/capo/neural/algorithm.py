@@ -93,6 +93,10 @@ class Algorithm(ABC):
         """What is kept of earlier iterations, with nothing in it yet."""
         return ()
 
+    def cut(self, state: TrainState) -> TrainState:
+        """The state of all seeds (K, ...) if what comes next does not continue the last rollouts."""
+        return state
+
     # Acting -----------------------------------------------------------------------------------------------
 
     def acting(self, params: Params) -> Params:

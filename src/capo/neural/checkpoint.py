@@ -338,7 +338,8 @@ class CheckpointStore:
             except CapoError as error:
                 if not use_previous:
                     hint = (
-                        f"; to go on from the one before it ({paths[index - 1].name}), ask for --use-previous"
+                        f"; the one before it is {paths[index - 1]}: `capo resume {self.folder.parent} "
+                        "--use-previous` goes on from there"
                         if index
                         else "; it is the only one: the run has to be started again"
                     )

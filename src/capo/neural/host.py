@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -30,22 +31,20 @@ class Collector:
 
     Every environment fills its own rollout, since in the next-step autoreset mode some calls are no steps;
     an iteration takes the oldest complete rollouts and leaves the rest for the next one. A single
-    environment simply gives its rollouts one after another.
+    environment simply gives its rollouts one after another. In both cases a rollout is not continued by the
+    one in its place in the next iteration, and ends as if truncated.
     """
 
     def __init__(self, envs: HostEnvs, spec: replay.ReplaySpec, seed: int) -> None:
         self._envs, self._spec = envs, spec
         n = envs.n
+        self._continued = n == spec.n_envs and not envs.skips
         self.steps = 0  # of all environments, since the last complete iteration
         self._obs = envs.reset(seed)
         self._rows = _blank(spec, n, np)
         self._filled = np.zeros(n, np.int64)
         self._complete: list[Rollout] = []
         self._return, self._length = np.zeros(n), np.zeros(n, np.int64)
-
-    def close(self) -> None:
-        """Close the environments."""
-        self._envs.close()
 
     def collect(self, behave: Behave, n_rollouts: int) -> tuple[Rollout, dict[str, float]]:
         """``n_rollouts`` rollouts of ``behave(obs, step) -> (actions, log_mu)``, and the episodes' ends."""
@@ -58,6 +57,8 @@ class Collector:
             step += 1
         taken, self._complete = self._complete[:n_rollouts], self._complete[n_rollouts:]
         rollouts = Rollout(*(np.stack(leaves) for leaves in zip(*taken, strict=True)))
+        if not self._continued:
+            rollouts.truncated[:, -1] = ~rollouts.terminated[:, -1]
         episodes = {
             "episodes": float(len(returns)),
             "episode_return": float(np.mean(returns)) if returns else float("nan"),
@@ -123,6 +124,7 @@ class HostLearner(_Learner):
         super().__init__(env, config, n_seeds)
         check_copies(env, self.config.n_envs)
         self._collector: Collector | None = None
+        self._closing: weakref.finalize[[], HostLearner] | None = None
         self._expected: tuple[int, int] | None = None  # key and iteration that the collector stands at
         self._behave = jax.jit(self._behave_jitted)
         self._step: Any = None
@@ -154,8 +156,11 @@ class HostLearner(_Learner):
         self.compile()
         state = to_device(state)
         rows: list[dict[str, Any]] = []
-        self._kept = state
-        collector = self._collector_for(state)
+        if self._collector is None or self._expected != _position(state):
+            state = self.algorithm.cut(state)
+            self._open_collector(_position(state))
+        self._kept, collector = state, self._collector
+        assert collector is not None
         iteration, key = int(state.iteration[0]), state.key[0]
         for now in range(iteration, iteration + iterations):
             epsilon = self.algorithm.exploration(np.float32(now * self.frames_per_iteration))
@@ -194,7 +199,8 @@ class HostLearner(_Learner):
         n = max(d for d in range(1, min(episodes, 16) + 1) if episodes % d == 0)
         envs = self.env.open_for_evaluation(n)
         if envs is None:
-            envs, self._collector = self.env.open(n), None
+            self.close()
+            envs = self.env.open(n)
         try:
             with naming(f"{self.env.name}, in the evaluation", "The agent is as it was before"):
                 return self._play(envs, params, key, episodes, deterministic)
@@ -255,18 +261,21 @@ class HostLearner(_Learner):
 
         return jax.vmap(one)(state)
 
-    def _collector_for(self, state: TrainState) -> Collector:
-        """The collector that goes on where ``state`` stands, or a new one with new episodes."""
-        position = _position(state)
-        if self._collector is None or self._expected != position:
-            if self._collector is not None:
-                self._collector.close()
-            # A seed that depends on where the run stands: a resumed run must not replay its first episodes.
-            seed = int(np.random.SeedSequence(position).generate_state(1)[0]) % 2**30
-            self._collector = None
-            with naming(self.env.name):
-                self._collector = Collector(self.env.open(self.config.n_envs), self.replay, seed)
-        return self._collector
+    def _open_collector(self, position: tuple[int, int]) -> None:
+        """A new collector, with new episodes."""
+        self.close()
+        # A seed that depends on where the run stands: a resumed run must not replay its first episodes.
+        seed = int(np.random.SeedSequence(position).generate_state(1)[0]) % 2**30
+        with naming(self.env.name):
+            envs = self.env.open(self.config.n_envs)
+            self._closing = weakref.finalize(self, envs.close)  # also when nobody wants the learner any more
+            self._collector = Collector(envs, self.replay, seed)
+
+    def close(self) -> None:
+        """Close the environments that were opened for training; another :meth:`run` opens new ones."""
+        self._collector = None
+        if self._closing is not None:
+            self._closing()
 
 
 def check_copies(env: Any, n_envs: int) -> None:

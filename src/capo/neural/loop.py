@@ -162,6 +162,9 @@ class _Learner:
             key=key,
         )
 
+    def close(self) -> None:
+        """Let go of what is not memory."""
+
     def _refuse_what_does_not_fit(self) -> None:
         free = available_memory(self.n_devices)
         networks = self._network_bytes(free)
@@ -172,6 +175,8 @@ class _Learner:
                 f"than {self.config.width}, or run fewer seeds"
             )
         one, setting, value = self.algorithm.memory
+        if self.config.n_envs > value:  # what is kept is at least one rollout of each
+            setting, value = "n_envs", self.config.n_envs
         needed = one * self.n_seeds
         if free is not None and needed > 0.8 * free:
             raise CapoError(

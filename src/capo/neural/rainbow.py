@@ -331,6 +331,14 @@ class RainbowAlgorithm(Algorithm):
         ring = ring._replace(priority=priority, largest=largest)
         return replace(state, params=params, target=target, optimiser=opt_state, replay=ring), metrics
 
+    def cut(self, state: TrainState) -> TrainState:
+        """The last step as one where episodes were cut short: no return reaches across."""
+        ring: Transitions = state.replay
+        last = (self._steps_so_far(state.iteration - 1) - 1) % self.ring.steps  # (K,)
+        seeds = jnp.arange(last.shape[0])
+        truncated = jnp.asarray(ring.truncated).at[seeds, last].set(~jnp.asarray(ring.terminated)[seeds, last])
+        return replace(state, replay=ring._replace(truncated=truncated))
+
     def _steps_so_far(self, iteration: Array) -> Array:
         return (iteration + 1) * self.config.rollout_length
 

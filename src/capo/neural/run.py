@@ -23,7 +23,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -160,16 +161,26 @@ class RunFolder:
         with disk_errors(path):
             path.mkdir(parents=True, exist_ok=True)
         run = cls(path, config)
-        run.write_config({**config, "started": datetime.now(UTC).isoformat(timespec="seconds")})
+        with run.closed_if_it_fails():
+            run.write_config({**config, "started": datetime.now(UTC).isoformat(timespec="seconds")})
         return run
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
         """Open a run to go on with it."""
         run = cls(path, read_config(path))
-        with disk_errors(path):
+        with run.closed_if_it_fails(), disk_errors(path):
             run.store.clean()
         return run
+
+    @contextmanager
+    def closed_if_it_fails(self) -> Iterator[None]:
+        """Let the folder go if what is inside raises: nobody else has it yet."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
 
     def write_config(self, config: dict[str, Any]) -> None:
         """Replace config.json."""
@@ -251,6 +262,11 @@ class RunFolder:
         events = sorted(self.path.glob(f"{EVENTS}/seed-*/events.out.tfevents.capo"))
         paths = [self.path / METRICS, *events]
         return [path.relative_to(self.path).as_posix() for path in paths if path.exists()]
+
+    def has_rows(self) -> bool:
+        """Whether something has been logged."""
+        path = self.path / METRICS
+        return path.exists() and path.stat().st_size > 0
 
     def close(self) -> None:
         """Close the logs and let other processes have the folder."""
