@@ -124,10 +124,7 @@ class Numbered(gymnasium.Env[Any, Any]):
 
     observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
     action_space = spaces.Discrete(2)
-    begun = made = closed = 0
-
-    def __init__(self) -> None:
-        Numbered.made += 1
+    begun = 0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed, options=options)
@@ -140,6 +137,3 @@ class Numbered(gymnasium.Env[Any, Any]):
         del action
         self.at[1] += 1
         return self.at.copy(), float(self.at[1]), bool(self.at[1] >= self.last), False, {}
-
-    def close(self) -> None:
-        Numbered.closed += 1

@@ -189,16 +189,24 @@ def test_a_setting_without_its_option_says_how(capsys: pytest.CaptureFixture[str
 
 
 def test_environments_that_were_opened_are_closed() -> None:
-    gymnasium.register("Closed-v0", entry_point=Numbered)
-    Numbered.made = Numbered.closed = 0
-    agent = capo.NCAPO("Closed-v0", **TINY_640)
+    made, closed = [], []
+
+    class Closing(Numbered):
+        def __init__(self) -> None:
+            made.append(id(self))
+
+        def close(self) -> None:
+            closed.append(id(self))
+
+    gymnasium.register("Closing-v0", entry_point=Closing)
+    agent = capo.NCAPO("Closing-v0", **TINY_640)
     agent.learn(64)
     agent.learn(64, horizon=1000)  # another program, with environments of its own
     agent.evaluate(4)
-    assert Numbered.made - Numbered.closed == agent.config.n_envs
+    assert len(made) - len(closed) == agent.config.n_envs
     del agent
     gc.collect()
-    assert Numbered.made == Numbered.closed
+    assert len(made) == len(closed)
 
 
 def test_too_little_space_is_known_before_work_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
