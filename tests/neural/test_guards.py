@@ -347,3 +347,8 @@ def test_the_default_folder_is_the_first_free_one(tmp_path: Path) -> None:
     (tmp_path / "x-ncapo-1").mkdir()
     (tmp_path / "x-ncapo-3").mkdir()
     assert next_folder("x", "ncapo", tmp_path).name == "x-ncapo-2"
+
+
+def test_a_single_advantage_is_not_normalised() -> None:
+    agent = capo.A2C(ENV, n_envs=1, rollout_length=1, width=8, normalise_advantage=True)
+    assert agent.learn(4).frames == 4

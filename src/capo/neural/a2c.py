@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from capo.neural.algorithm import Metrics, TrainState, finite
 from capo.neural.networks import NetworkSpec, Params
-from capo.neural.onpolicy import Batch, OnPolicy, policy_and_value
+from capo.neural.onpolicy import Batch, OnPolicy, normalised, policy_and_value
 from capo.neural.replay import Rollout
 from capo.neural.settings import OnPolicyOptimiser, OnPolicySettings, is_minatar
 
@@ -78,9 +78,7 @@ class A2CConfig(OnPolicySettings):
 def loss(config: Any, spec: NetworkSpec, params: Params, batch: Batch) -> tuple[Array, Metrics]:
     """The loss to descend on a batch, and its parts."""
     log_pi, entropy, value = policy_and_value(spec, params, batch.obs, batch.action)
-    advantage = batch.advantage
-    if config.normalise_advantage and advantage.size > 1:
-        advantage = (advantage - advantage.mean()) / (advantage.std(ddof=1) + 1e-8)
+    advantage = normalised(batch.advantage) if config.normalise_advantage else batch.advantage
     actor = -jnp.mean(advantage * log_pi)
     critic = jnp.mean(jnp.square(batch.returns - value))
     entropy = jnp.mean(entropy)

@@ -80,6 +80,13 @@ def gae(
     return jnp.moveaxis(advantage, 0, -1)
 
 
+def normalised(advantage: Array) -> Array:
+    """Advantages of mean 0 and deviation 1; a single one as it is."""
+    if advantage.size == 1:
+        return advantage
+    return (advantage - advantage.mean()) / (advantage.std(ddof=1) + 1e-8)
+
+
 def policy_and_value(spec: NetworkSpec, params: Params, obs: Array, action: Array) -> tuple[Array, Array, Array]:
     """log pi(a|s), the entropy of pi(.|s) and V(s) of a batch, (N,) each."""
     logits, value, _ = networks.logits_and_q(spec, params, obs)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from capo.errors import CapoError
 from capo.neural.algorithm import Metrics, TrainState, finite, linear, scan_means
 from capo.neural.networks import NetworkSpec, Params
-from capo.neural.onpolicy import Batch, OnPolicy, policy_and_value
+from capo.neural.onpolicy import Batch, OnPolicy, normalised, policy_and_value
 from capo.neural.replay import Rollout
 from capo.neural.settings import OnPolicySettings, Schedule, is_minatar
 
@@ -105,9 +105,7 @@ class PPOConfig(OnPolicySettings):
 def loss(config: Any, spec: NetworkSpec, params: Params, batch: Batch, clip: Array) -> tuple[Array, Metrics]:
     """The loss to descend on a minibatch, and its parts."""
     log_pi, entropy, value = policy_and_value(spec, params, batch.obs, batch.action)
-    advantage = batch.advantage
-    if config.normalise_advantage and advantage.size > 1:
-        advantage = (advantage - advantage.mean()) / (advantage.std(ddof=1) + 1e-8)
+    advantage = normalised(batch.advantage) if config.normalise_advantage else batch.advantage
     ratio = jnp.exp(log_pi - batch.log_mu)
     actor = -jnp.mean(jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - clip, 1 + clip) * advantage))
     if config.clip_value:
