@@ -6,15 +6,16 @@
 
 --base changes a preset for all of them; each of --settings is compared on top of it (``-`` changes nothing). They
 may change numbers that enter the program as numbers: learning rate, discount, lambda, epsilon and so on (NUMBERS),
-and four that are no settings of NCAPO: ``replay_share``, the newest part of the replay that batches are drawn
+and five that are no settings of NCAPO: ``advantage_lambda``, the lambda of the returns behind the actor's
+advantages (that of Retrace, if negative); ``replay_share``, the newest part of the replay that batches are drawn
 from; ``advantage_power``, the power of |A| in its weight; ``entropy_decay``, the part of the entropy's weight that
 is gone at the end of the run (linearly); ``epsilon_spread``, by what factor the epsilons of the environments are
 below and above the usual one. Whatever changes a shape belongs to --base.
 
 A row has the mean return of the episodes of training in each quarter of the run, and of 32 whole episodes of each
-seed after it, with sampled actions and no epsilon. The table's score is the mean over games of the logarithm of
-both, against the first setting's: 0.1 is about 10 % better. Two or three seeds tell big effects from nothing, no
-more: report what you choose on other seeds.
+seed after it, with sampled actions and no epsilon (and with the best actions, which the table leaves out). The
+table's score is the mean over games of the logarithm of both, against the first setting's: 0.1 is about 10 %
+better. Two or three seeds tell big effects from nothing, no more: report what you choose on other seeds.
 """
 
 from __future__ import annotations
@@ -41,7 +42,13 @@ from capo.neural.loop import JittedLearner
 from capo.provenance import provenance
 
 GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
-EXTRA = {"replay_share": 1.0, "advantage_power": 1.0, "entropy_decay": 0.0, "epsilon_spread": 1.0}
+EXTRA = {
+    "advantage_lambda": -1.0,
+    "advantage_power": 1.0,
+    "entropy_decay": 0.0,
+    "epsilon_spread": 1.0,
+    "replay_share": 1.0,
+}
 NUMBERS = (
     "critic_coefficient",
     "entropy",
@@ -74,6 +81,7 @@ class SideBySide(JittedLearner):
         ncapo.replay.draw = self._draw  # type: ignore[attr-defined]
         ncapo.actor_target = self._actor_target
         ncapo.behaviour = self._behaviour
+        ncapo.evaluate = self._retraced
 
     def _begin(self, params: Any, keys: Array) -> Any:
         state = super()._begin(params, keys)
@@ -104,6 +112,12 @@ class SideBySide(JittedLearner):
         rung = jnp.linspace(-1.0, 1.0, logits.shape[0])[:, None]
         return BEHAVIOUR(logits, jnp.minimum(epsilon * self.algorithm.config.epsilon_spread**rung, 1.0))
 
+    def _retraced(self, config: Any, batch: Any, *arguments: Any) -> ncapo.Evaluation:
+        """Like ncapo.evaluate, with advantages of another lambda than the critic's returns."""
+        own = jnp.where(config.advantage_lambda < 0, config.retrace_lambda, config.advantage_lambda)
+        advantage = EVALUATE(At(config, retrace_lambda=own), batch, *arguments).advantage
+        return EVALUATE(config, batch, *arguments)._replace(advantage=advantage)
+
     def _actor_target(self, log_pi: Array, advantage: Array, config: Any) -> Array:
         """Like ncapo.actor_target, with a power of |A|."""
         size = jnp.abs(advantage)
@@ -111,7 +125,7 @@ class SideBySide(JittedLearner):
         return ACTOR_TARGET(log_pi, jnp.sign(advantage) * weight, self.config)
 
 
-ACTOR_TARGET, BEHAVIOUR = ncapo.actor_target, ncapo.behaviour
+ACTOR_TARGET, BEHAVIOUR, EVALUATE = ncapo.actor_target, ncapo.behaviour, ncapo.evaluate
 
 
 def changes(text: str) -> dict[str, str]:
@@ -153,6 +167,7 @@ def compare(game: str, options: argparse.Namespace) -> list[Row]:
         print(f"{game}: quarter {quarter + 1}, {spent:.0f} s, best {best:.2f}", file=sys.stderr, flush=True)
     keys = jnp.stack([jax.random.PRNGKey(9000 + seed) for seed in seeds])
     returns = learner.evaluate_all(state, keys, EPISODES).mean(axis=1)
+    best_actions = learner.evaluate_all(state, keys, EPISODES, deterministic=True).mean(axis=1)
 
     def row(index: int) -> Row:
         own = slice(index * options.seeds, (index + 1) * options.seeds)
@@ -165,6 +180,7 @@ def compare(game: str, options: argparse.Namespace) -> list[Row]:
             "seeds": seeds[own],
             "training_return_by_quarter": [round(float(q[own].mean()), 2) for q in quarters],
             "evaluation_by_seed": [round(float(x), 2) for x in returns[own]],
+            "best_actions_by_seed": [round(float(x), 2) for x in best_actions[own]],
         }
 
     about = {"training_seconds": round(spent, 1), "config": config.to_dict(), "made_by": provenance()}
