@@ -7,10 +7,10 @@
 --base changes a preset for all of them; each of --settings is compared on top of it (``-`` changes nothing). They
 may change numbers that enter the program as numbers: learning rate, discount, lambda, epsilon and so on (NUMBERS),
 and five that are no settings of NCAPO: ``advantage_lambda``, the lambda of the returns behind the actor's
-advantages (that of Retrace, if negative); ``replay_share``, the newest part of the replay that batches are drawn
-from; ``advantage_power``, the power of |A| in its weight; ``entropy_decay``, the part of the entropy's weight that
-is gone at the end of the run (linearly); ``epsilon_spread``, by what factor the epsilons of the environments are
-below and above the usual one. Whatever changes a shape belongs to --base.
+advantages itself (``actor_lambda`` is a part of ``retrace_lambda``); ``replay_share``, the newest part of the replay
+that batches are drawn from; ``advantage_power``, the power of |A| in its weight; ``entropy_decay``, the part of the
+entropy's weight that is gone at the end of the run (linearly); ``epsilon_spread``, by what factor the epsilons of
+the environments are below and above the usual one. Whatever changes a shape belongs to --base.
 
 A row has the mean return of the episodes of training in each quarter of the run, and of 32 whole episodes of each
 seed after it, with sampled actions and no epsilon (and with the best actions, which the table leaves out). The
@@ -50,6 +50,7 @@ EXTRA = {
     "replay_share": 1.0,
 }
 NUMBERS = (
+    "actor_lambda",
     "critic_coefficient",
     "entropy",
     "epsilon_final",
@@ -81,7 +82,6 @@ class SideBySide(JittedLearner):
         ncapo.replay.draw = self._draw  # type: ignore[attr-defined]
         ncapo.actor_target = self._actor_target
         ncapo.behaviour = self._behaviour
-        ncapo.evaluate = self._retraced
 
     def _begin(self, params: Any, keys: Array) -> Any:
         state = super()._begin(params, keys)
@@ -92,7 +92,12 @@ class SideBySide(JittedLearner):
         state = replace(state, target={name: net for name, net in state.target.items() if name != "numbers"})
         config = At(self.config, **(EXTRA | numbers))
         progress = iteration * self.frames_per_iteration / config.horizon
-        self.algorithm.config = At(config, entropy=config.entropy * (1 - config.entropy_decay * progress))
+        part = config.advantage_lambda / config.retrace_lambda
+        self.algorithm.config = At(
+            config,
+            actor_lambda=jnp.where(config.advantage_lambda < 0, config.actor_lambda, part),
+            entropy=config.entropy * (1 - config.entropy_decay * progress),
+        )
         state, metrics = super()._iterate(state, iteration)
         self.algorithm.config = self.config
         return replace(state, target=state.target | {"numbers": numbers}), metrics
@@ -112,12 +117,6 @@ class SideBySide(JittedLearner):
         rung = jnp.linspace(-1.0, 1.0, logits.shape[0])[:, None]
         return BEHAVIOUR(logits, jnp.minimum(epsilon * self.algorithm.config.epsilon_spread**rung, 1.0))
 
-    def _retraced(self, config: Any, batch: Any, *arguments: Any) -> ncapo.Evaluation:
-        """Like ncapo.evaluate, with advantages of another lambda than the critic's returns."""
-        own = jnp.where(config.advantage_lambda < 0, config.retrace_lambda, config.advantage_lambda)
-        advantage = EVALUATE(At(config, retrace_lambda=own), batch, *arguments).advantage
-        return EVALUATE(config, batch, *arguments)._replace(advantage=advantage)
-
     def _actor_target(self, log_pi: Array, advantage: Array, config: Any) -> Array:
         """Like ncapo.actor_target, with a power of |A|."""
         size = jnp.abs(advantage)
@@ -125,7 +124,7 @@ class SideBySide(JittedLearner):
         return ACTOR_TARGET(log_pi, jnp.sign(advantage) * weight, self.config)
 
 
-ACTOR_TARGET, BEHAVIOUR, EVALUATE = ncapo.actor_target, ncapo.behaviour, ncapo.evaluate
+ACTOR_TARGET, BEHAVIOUR = ncapo.actor_target, ncapo.behaviour
 
 
 def changes(text: str) -> dict[str, str]:

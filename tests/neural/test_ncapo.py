@@ -159,6 +159,31 @@ def make_batch(spec, truncates, rng, batch=3, length=5):
     )
 
 
+def test_the_actors_lambda_changes_its_advantages_alone():
+    """A part of the critic's lambda: 0 gives advantages that look one step ahead, 1 those of its returns."""
+    rng = np.random.default_rng(0)
+    batch = make_batch(networks.spec_for(NCAPOConfig(width=8), (4,), 3), False, rng)
+    log_pi = jax.nn.log_softmax(jnp.asarray(rng.normal(size=(3, 6, 3))))
+    q = jnp.asarray(rng.normal(size=(3, 6, 3)))
+
+    def evaluated(**values):
+        def taken(x):
+            return jnp.take_along_axis(x, batch.action[..., None], axis=-1)[..., 0]
+
+        return ncapo.evaluate(NCAPOConfig(gamma=GAMMA, **values), batch, log_pi, q, taken)
+
+    one = evaluated(retrace_lambda=0.8, actor_lambda=0.0)
+    value = np.sum(np.exp(log_pi) * q, axis=-1)
+    ahead = batch.reward + GAMMA * (1 - np.asarray(batch.terminated)) * value[:, 1:]
+    np.testing.assert_allclose(one.advantage, ahead - value[:, :5], atol=1e-5)
+    same, half, low = evaluated(retrace_lambda=0.8), evaluated(retrace_lambda=0.8, actor_lambda=0.5), 0.4
+    np.testing.assert_array_equal(same.returns, one.returns)
+    np.testing.assert_allclose(same.advantage, same.returns - value[:, :5], atol=1e-6)
+    np.testing.assert_array_equal(half.returns, one.returns)
+    np.testing.assert_allclose(half.advantage, evaluated(retrace_lambda=low).advantage, atol=1e-6)
+    assert np.abs(half.advantage - same.advantage).max() > 1e-3
+
+
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("target_critic", ["full", "head"])
 @pytest.mark.parametrize("target_from", ["current", "target-network"])

@@ -47,7 +47,7 @@ class Evaluation(NamedTuple):
 
     log_pi: Array  # (B, T, A) the policy pi_m that the actor's target starts from
     returns: Array  # (B, T) Retrace returns of the taken actions
-    advantage: Array  # (B, T) returns - V(s)
+    advantage: Array  # (B, T) of the taken actions: such returns (by the actor's lambda) - V(s)
 
 
 def actor_target(log_pi: Array, advantage: Array, config: NCAPOConfig) -> Array:
@@ -83,7 +83,7 @@ def evaluate(
     """Retrace returns and advantages of a batch.
 
     Args:
-        config: gamma and retrace_lambda.
+        config: gamma, retrace_lambda and actor_lambda.
         batch: (B, T) rollouts.
         log_pi: (B, T + S, A) log pi_m of every row of ``batch.obs``.
         q: (B, T + S, A) Q' of every row.
@@ -92,18 +92,22 @@ def evaluate(
     length = batch.action.shape[-1]
     value = jnp.sum(jnp.exp(log_pi) * q, axis=-1)
     v_next = value[:, length:] if value.shape[-1] == 2 * length else value[:, 1:]
-    returns = retrace(
-        reward=batch.reward,
-        terminated=batch.terminated.astype(jnp.float32),
-        truncated=batch.truncated.astype(jnp.float32),
-        q_taken=taken(q[:, :length]),
-        v_next=v_next,
-        log_pi=taken(log_pi[:, :length]),
-        log_mu=batch.log_mu,
-        gamma=config.gamma,
-        lam=config.retrace_lambda,
-    )
-    evaluation = Evaluation(log_pi[:, :length], returns, returns - value[:, :length])
+
+    def returns(lam: float) -> Array:
+        return retrace(
+            reward=batch.reward,
+            terminated=batch.terminated.astype(jnp.float32),
+            truncated=batch.truncated.astype(jnp.float32),
+            q_taken=taken(q[:, :length]),
+            v_next=v_next,
+            log_pi=taken(log_pi[:, :length]),
+            log_mu=batch.log_mu,
+            gamma=config.gamma,
+            lam=lam,
+        )
+
+    advantage = returns(config.retrace_lambda * config.actor_lambda) - value[:, :length]
+    evaluation = Evaluation(log_pi[:, :length], returns(config.retrace_lambda), advantage)
     return jax.lax.stop_gradient(evaluation)
 
 

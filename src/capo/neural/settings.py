@@ -47,7 +47,9 @@ RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("noisy_sigma",), (1e-30, math.inf)),
     **dict.fromkeys(("replay_clear_every", "alpha_bonus", "critic_coefficient", "entropy"), (0, math.inf)),
     **dict.fromkeys(("clip_value", "max_ratio", "learning_starts", "hidden_layers"), (0, math.inf)),
-    **dict.fromkeys(("gamma", "retrace_lambda", "epsilon_start", "epsilon_final", "epsilon_fraction"), (0, 1)),
+    **dict.fromkeys(
+        ("gamma", "retrace_lambda", "actor_lambda", "epsilon_start", "epsilon_final", "epsilon_fraction"), (0, 1)
+    ),
     **dict.fromkeys(("tau_q", "tau_policy", "optimiser_decay", "gae_lambda"), (0, 1)),
     **dict.fromkeys(("priority_exponent", "priority_correction"), (0, 1)),
     **dict.fromkeys(
@@ -183,6 +185,9 @@ class RetraceSettings(EpsilonSettings, ActorCriticSettings):
     """Empty the replay every so many iterations; 0 never does."""
     retrace_lambda: float = 1.0
     """Lambda of Retrace: 0 looks one step ahead, 1 down the whole rollout."""
+    actor_lambda: float = 1.0
+    """Times retrace_lambda: the lambda of the returns that the actor's advantages are taken from. 1: the critic's;
+    less: advantages that lean on the critic sooner, and vary less."""
     optimiser: Optimiser = "adam"
     """adam or rmsprop; one for actor and critic together."""
     optimiser_epsilon: float = 1e-5
