@@ -8,8 +8,8 @@
 may change numbers that enter the program as numbers: learning rate, discount, lambda, epsilon and so on (NUMBERS),
 and five that are no settings of NCAPO: ``advantage_lambda``, the lambda of the returns behind the actor's
 advantages itself (``actor_lambda`` is a part of ``retrace_lambda``); ``replay_share``, the newest part of the
-replay that batches are drawn from; ``advantage_power``, the power of |A| in its weight; ``entropy_decay``, the part
-of the entropy's weight that is gone at the end of the run (linearly); ``epsilon_spread``, by what factor the
+replay that batches are drawn from; ``advantage_power``, the power of |A| in its weight; ``entropy_decay``, the
+part of the entropy's weight that is gone at the end of the run (linearly); ``epsilon_spread``, by what factor the
 epsilons of the environments are below and above the usual one. Whatever changes a shape belongs to --base.
 
 A row has the mean return of the episodes of training in each quarter of the run, and of 32 whole episodes of each
