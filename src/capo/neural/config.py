@@ -132,7 +132,8 @@ _DEFAULT = NCAPOConfig(
     replay_rollouts=6400,
     gamma=0.995,
     retrace_lambda=0.8,
-    learning_rate=1e-3,
+    actor_lambda=0.5,
+    learning_rate=5e-4,
     learning_rate_schedule="linear",
     max_grad_norm=0.8,
     epsilon_final=0.01,
@@ -156,6 +157,8 @@ _CPU = dataclasses.replace(
     replay_rollouts=1600,
     gamma=0.99,
     retrace_lambda=0.9,
+    actor_lambda=1.0,
+    learning_rate=1e-3,
     network="mlp",
 )
 
@@ -169,6 +172,8 @@ _VECTOR = dataclasses.replace(
     replay_rollouts=1024,
     gamma=0.99,
     retrace_lambda=1.0,
+    actor_lambda=1.0,
+    learning_rate=1e-3,
     epsilon_final=0.05,
     network="auto",
     width=64,
