@@ -79,13 +79,14 @@ def operations(learner: Any) -> float | None:
     conv = 2 * 9 * channels * spec.conv_features * (height - 2) * (width - 2) if spec.kind == "conv" else 0
     dense = 2 * spec.n_flat * spec.width + 2 * spec.width * spec.width * (spec.n_dense - 1)
     head = 2 * spec.width * spec.n_actions
+    critic_head = 2 * spec.width * (spec.critic_outputs or spec.n_actions)
     trunks = 1 if spec.shared_trunk else 2
     rows = config.batch_size * config.rollout_length
     more_rows = config.batch_size * (config.rollout_length + 1)
     # Forward; backward to weights and, beyond the first layer, to inputs.
     first = conv or 2 * spec.n_flat * spec.width
-    learnt = 3 * (trunks * (conv + dense) + 2 * head) - trunks * first
-    evaluated = conv + dense + head if config.target_critic == "full" else head
+    learnt = 3 * (trunks * (conv + dense) + head + critic_head) - trunks * first
+    evaluated = conv + dense + critic_head if config.target_critic == "full" else critic_head
     if config.target_from == "target-network":
         evaluated += conv + dense + head
     else:  # the rows after the last step

@@ -16,9 +16,10 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
-from capo.neural import networks, replay
+from capo.neural import critic, networks, replay
 from capo.neural.algorithm import (
     Algorithm,
     At,
@@ -124,13 +125,10 @@ def losses(
     """
     length = batch.action.shape[-1]
 
-    def taken(x: Array) -> Array:
-        return jnp.take_along_axis(x, batch.action[..., None], axis=-1)[..., 0]
-
     inputs = networks.inputs(spec, batch.obs)
-    logits, q, features = networks.logits_and_q(spec, params, inputs.steps(0, rows_at_once(config, batch)))
+    logits, numbers, features = networks.logits_and_q(spec, params, inputs.steps(0, rows_at_once(config, batch)))
     evaluation = evaluate_by_slow_networks(config, spec, params, target, batch, inputs, logits, features)
-    log_pi, q = jax.nn.log_softmax(logits[:, :length]), q[:, :length]
+    log_pi = jax.nn.log_softmax(logits[:, :length])
 
     in_batch = jnp.arange(spec.n_actions) == batch.action[..., None]
     advantage = jnp.where(in_batch, evaluation.advantage[..., None], 0.0)
@@ -140,7 +138,7 @@ def losses(
     pi_tilde = actor_target(evaluation.log_pi, advantage, config)
     each = {
         "actor_loss": actor_loss(log_pi, pi_tilde, config.kl),
-        "critic_loss": jnp.square(taken(q) - evaluation.returns),
+        "critic_loss": critic.loss(config, numbers[:, :length], batch.action, evaluation.returns),
         "entropy": -jnp.sum(jnp.exp(log_pi) * log_pi, axis=-1),
         "value": evaluation.returns,
         "advantage_abs": jnp.abs(evaluation.advantage),
@@ -227,10 +225,10 @@ def _slow_networks(
     if config.target_from == "target-network":
         logits = networks.outputs(spec, target["actor"], inputs)
     if config.target_critic == "head":
-        q = networks.head(spec, target["critic"]["head"], features)
+        numbers = networks.head(spec, target["critic"]["head"], features)
     else:
-        q = networks.outputs(spec, target["critic"], inputs)
-    return jax.nn.log_softmax(logits), q
+        numbers = networks.outputs(spec, target["critic"], inputs)
+    return jax.nn.log_softmax(logits), critic.values(config, numbers)
 
 
 def init_target(config: NCAPOConfig, params: Params) -> Params:
@@ -250,8 +248,8 @@ def update_target(config: NCAPOConfig, params: Params, target: Params) -> Params
 
 
 def _target_critic(config: NCAPOConfig, params: Params) -> Params:
-    critic = networks.part(params, "critic")
-    return {"head": critic["head"]} if config.target_critic == "head" else critic
+    network = networks.part(params, "critic")
+    return {"head": network["head"]} if config.target_critic == "head" else network
 
 
 def _polyak(slow: Params, fast: Params, tau: float) -> Params:
@@ -329,6 +327,16 @@ class NCAPOAlgorithm(Algorithm):
     Config: ClassVar[type[Settings]] = NCAPOConfig
     explores = True
     losses: Losses = staticmethod(losses)
+
+    def _network(self, observation_shape: tuple[int, ...], n_actions: int) -> NetworkSpec:
+        spec = super()._network(observation_shape, n_actions)
+        return replace(spec, critic_outputs=critic.n_outputs(self.config, n_actions))
+
+    def init_params(self, rng: np.random.Generator) -> Params:
+        params = super().init_params(rng)
+        if not isinstance(rng, networks.ShapesOnly):
+            params["critic"]["head"]["bias"] = critic.initial_bias(self.config, self.network.n_actions)
+        return params
 
     def init_target(self, params: Params) -> PyTree:
         return init_target(self.config, params)

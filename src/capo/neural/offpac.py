@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, Self
 import jax
 import jax.numpy as jnp
 
-from capo.neural import ncapo, networks
+from capo.neural import critic, ncapo, networks
 from capo.neural.algorithm import Metrics
 from capo.neural.config import preset as ncapo_preset
 from capo.neural.ncapo import NCAPOAlgorithm
@@ -74,9 +74,9 @@ def losses(
 
     inputs = networks.inputs(spec, batch.obs)
     learnt = inputs.steps(0, ncapo.rows_at_once(config, batch))
-    logits, q, features = networks.logits_and_q(spec, params, learnt)
+    logits, numbers, features = networks.logits_and_q(spec, params, learnt)
     evaluation = ncapo.evaluate_by_slow_networks(config, spec, params, target, batch, inputs, logits, features)
-    log_pi, q = jax.nn.log_softmax(logits[:, :length]), q[:, :length]
+    log_pi = jax.nn.log_softmax(logits[:, :length])
 
     ratio = jnp.exp(taken(evaluation.log_pi) - batch.log_mu)
     if config.max_ratio:
@@ -84,7 +84,7 @@ def losses(
     worth = evaluation.returns if config.weight == "q" else evaluation.advantage
     each = {
         "actor_loss": -ratio * worth * taken(log_pi),
-        "critic_loss": jnp.square(taken(q) - evaluation.returns),
+        "critic_loss": critic.loss(config, numbers[:, :length], batch.action, evaluation.returns),
         "entropy": -jnp.sum(jnp.exp(log_pi) * log_pi, axis=-1),
         "value": evaluation.returns,
         "advantage_abs": jnp.abs(evaluation.advantage),

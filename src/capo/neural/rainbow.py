@@ -20,12 +20,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from capo.errors import CapoError
 from capo.neural import networks, noisy, transitions
 from capo.neural.algorithm import Algorithm, Metrics, TrainState, finite, global_norm, linear, scan_means
 from capo.neural.networks import Inputs, NetworkSpec, Params
 from capo.neural.replay import Rollout
-from capo.neural.settings import EpsilonSettings, Network, is_minatar
+from capo.neural.settings import EpsilonSettings, Network, check_support, is_minatar
 from capo.neural.transitions import NStep, Transitions
 
 Array = Any
@@ -84,8 +83,7 @@ class RainbowConfig(EpsilonSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.v_min >= self.v_max:
-            raise CapoError(f"v_min={self.v_min} has to be below v_max={self.v_max}")
+        check_support(self.v_min, self.v_max)
 
     @classmethod
     def _preset(cls, name: str, env_name: str) -> Self:

@@ -33,6 +33,7 @@ Schedule = Literal["constant", "linear"]
 Precision = Literal["auto", "float32", "bfloat16"]
 TargetFrom = Literal["current", "target-network"]
 TargetCritic = Literal["full", "head"]
+Critic = Literal["mean", "categorical"]
 Updates = Literal["joint", "separate"]
 
 # The least value of each number and the greatest, where there is one.
@@ -201,12 +202,31 @@ class RetraceSettings(EpsilonSettings, ActorCriticSettings):
     """joint: one step on both losses; separate: critic steps, then actor steps."""
     actor_every: int = 1
     """Iterations between two of the actor's turns, if updates are separate."""
+    critic: Critic = "mean"
+    """mean: the critic gives Q and learns by squared errors; categorical: a distribution over atoms, by
+    cross-entropy, and Q is its mean."""
+    atoms: int = 51
+    """Atoms of a categorical critic; they stand closest together around 0."""
+    v_min: float = -20.0
+    """Lowest atom."""
+    v_max: float = 200.0
+    """Highest atom."""
     critic_coefficient: float = 1.0
     """Weight of the critic's loss."""
     tau_q: float = 0.05
     """Fraction of the way the critic's target network moves to the critic, once an iteration."""
     tau_policy: float = 1.0
     """Fraction of the way the policy's target network moves to the policy, once an iteration."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_support(self.v_min, self.v_max)
+
+
+def check_support(v_min: float, v_max: float) -> None:
+    """Raise where there is no room for atoms."""
+    if v_min >= v_max:
+        raise CapoError(f"v_min={v_min} has to be below v_max={v_max}")
 
 
 S = TypeVar("S", bound=Settings)
