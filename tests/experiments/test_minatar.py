@@ -110,6 +110,12 @@ def test_a_quick_run_leaves_results_table_and_figure(
     monkeypatch.setattr(minatar.Job, "_settings", lambda _: TINY | {"gamma": 0.5})
     assert quick(tmp_path) == 2
     assert "holds results of other settings (gamma 0.99, not 0.5)" in capsys.readouterr().err
+    # A file from before there was a setting has the value of saying nothing.
+    monkeypatch.setattr(minatar.Job, "_settings", lambda _: TINY | {"actor_lambda": 0.25})
+    del more["config"]["actor_lambda"]
+    (tmp_path / "breakout-ncapo-cpu.json").write_text(json.dumps(more))
+    assert quick(tmp_path) == 2
+    assert "holds results of other settings (actor_lambda 1.0, not 0.25)" in capsys.readouterr().err
     # Nor other evaluations.
     monkeypatch.setattr(minatar.Job, "_settings", lambda _: TINY)
     monkeypatch.setattr(minatar, "QUICK", Plan(640, 2, "cpu", 4, 6, 7, quick=True))

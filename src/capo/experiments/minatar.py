@@ -256,9 +256,14 @@ class Job:
         return stored
 
     def _changes(self, then: Mapping[str, Any]) -> list[str]:
-        """Settings that are not what a training would have now, in words."""
-        now = self._config()
-        return [f"{key} {then[key]!r}, not {now[key]!r}" for key in then if key in now and then[key] != now[key]]
+        """Settings that are not what a training would have now, in words.
+
+        One that ``then`` did not have yet had the value that it has when nothing is said.
+        """
+        from capo.neural import algorithms
+
+        now, was = self._config(), algorithms.by_name(self.algorithm).Config().to_dict() | dict(then)
+        return [f"{key} {was[key]!r}, not {value!r}" for key, value in now.items() if was[key] != value]
 
     def _refuse(self, what: str, other: Sequence[str]) -> None:
         if other:

@@ -52,7 +52,8 @@ class OffPACConfig(RetraceSettings):
         """NCAPO's preset of that name but for what is its own: the machinery is the same (text)."""
         like = ncapo_preset(name, env_name)
         same = {field.name: getattr(like, field.name) for field in dataclasses.fields(RetraceSettings)}
-        return cls(**same | _OWN, weight="q" if name == "paper" else "advantage")
+        own = _OWN | (_OWN_DEFAULT if name == "default" else {})
+        return cls(**same | own, weight="q" if name == "paper" else "advantage")
 
 
 _OWN: dict[str, Any] = {
@@ -61,6 +62,8 @@ _OWN: dict[str, Any] = {
     "epsilon_final": 0.0,  # table
     "target_from": "current",  # open
 }
+# Lowered in NCAPO's `default` by runs of NCAPO; what it had before is what was run here.
+_OWN_DEFAULT: dict[str, Any] = {"learning_rate": 1e-3, "actor_lambda": 1.0}
 
 
 def losses(
