@@ -98,7 +98,8 @@ def traffic(learner: Any) -> float | None:
     """Bytes that a gradient step of one seed of NCAPO reads and writes, if every array is touched once a step.
 
     Steps are: unpack, put lines side by side, product, bias and norm and activation, and so on back; parameters,
-    gradients and Adam's two averages are float32.
+    gradients and Adam's two averages are float32. What the heads give is left out: little, unless the critic is
+    categorical.
     """
     spec, config = learner.network, learner.config
     if learner.algorithm.name != "ncapo":

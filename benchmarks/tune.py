@@ -144,6 +144,9 @@ def compare(game: str, options: argparse.Namespace) -> list[Row]:
             f"not a number of the program: {', '.join(sorted(unknown))}; there are {', '.join(NUMBERS)}"
         )
 
+    if any("advantage_lambda" in setting and float(setting.get("retrace_lambda", 1)) == 0 for setting in settings):
+        raise SystemExit("advantage_lambda needs a retrace_lambda above 0")
+
     def column(name: str) -> np.ndarray[Any, Any]:
         usual = EXTRA.get(name, getattr(config, name, None))
         return np.repeat([np.float32(setting.get(name, usual)) for setting in settings], options.seeds)

@@ -70,7 +70,7 @@ def test_every_variant_changes_one_thing_that_the_presets_know() -> None:
             assert changed != base
             assert set(variant.settings) >= {k for k, v in changed.to_dict().items() if v != getattr(base, k)}
     titles = [variant.name for variant in ablation.differing("breakout", ablation.PLAN)]
-    assert len(titles) == len(set(titles)) == 20
+    assert len(titles) == len(set(titles)) == 22
     assert "kl-paper" not in titles, "the default has it already"
     assert len({variant.name for variant in ablation.VARIANTS}) == len(ablation.VARIANTS)
 

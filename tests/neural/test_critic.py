@@ -136,3 +136,8 @@ def test_agents_learn_with_it(agent_class, tmp_path):
 def test_a_range_without_room_is_refused(config_class):
     with pytest.raises(CapoError, match=r"v_min=3.* has to be below v_max=3"):
         config_class(v_min=3.0, v_max=3.0)
+
+
+def test_atoms_that_cannot_be_told_apart_are_refused():
+    with pytest.raises(CapoError, match=r"51 atoms from v_min=199.9999 to v_max=200.0 are too close"):
+        capo.NCAPO(Coin(), critic="categorical", v_min=199.9999, v_max=200.0)

@@ -308,6 +308,10 @@ def test_resuming_what_was_changed(finished: Path, tmp_path: Path, monkeypatch: 
     (out / "config.json").write_text(json.dumps(changed))
     with pytest.raises(capo.CapoError, match=r"config.json was changed .*\(gamma\)"):
         capo.NCAPO.resume(out)
+    # One that is not there, as in a run of an older version, is what it is when nothing is said.
+    older = {key: value for key, value in config["config"].items() if key not in ("actor_lambda", "critic")}
+    (out / "config.json").write_text(json.dumps(config | {"config": older}))
+    assert capo.NCAPO.resume(out).config.to_dict() == config["config"]
     (out / "config.json").write_text(json.dumps(config))
     from capo.envs.probes import ObservationActionReward
 

@@ -256,13 +256,10 @@ class Job:
         return stored
 
     def _changes(self, then: Mapping[str, Any]) -> list[str]:
-        """Settings that are not what a training would have now, in words.
-
-        One that ``then`` did not have yet had the value that it has when nothing is said.
-        """
+        """Settings that are not what a training would have now, in words."""
         from capo.neural import algorithms
 
-        now, was = self._config(), algorithms.by_name(self.algorithm).Config().to_dict() | dict(then)
+        now, was = self._config(), algorithms.all_settings(self.algorithm, then)
         return [f"{key} {was[key]!r}, not {value!r}" for key, value in now.items() if was[key] != value]
 
     def _refuse(self, what: str, other: Sequence[str]) -> None:

@@ -151,15 +151,17 @@ def read(folder: Path, names: Sequence[str]) -> tuple[dict[tuple[str, str], Reco
 
 def _unlike(records: Mapping[str, Record]) -> list[str]:
     """One line for every variant whose other settings are not those of the first one of the same algorithm."""
+    from capo.neural import algorithms
+
     notes = []
     first: dict[str, str] = {}
     for name, record in records.items():
         other = first.setdefault(record.algorithm, name)
         changed = {key for one in (name, other) for key in _changed(records[one])} | {"horizon"}
-        theirs = records[other].settings
+        ours, theirs = (algorithms.all_settings(record.algorithm, records[one].settings) for one in (name, other))
         differ = [
             f"{key} {value!r} against {theirs[key]!r}"
-            for key, value in record.settings.items()
+            for key, value in ours.items()
             if key in theirs and key not in changed and theirs[key] != value
         ]
         if differ:

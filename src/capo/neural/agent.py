@@ -380,7 +380,7 @@ class Agent:
                 agent = cls._from_config(config, env)
             else:
                 agent = cls._from_checkpoint(saved, env)
-                _check_same_settings(path, config["config"], saved.content["config"])
+                _check_same_settings(path, cls._settings().from_dict(config["config"]), agent.config)
                 run.store.drop_after(saved.path)
             short = run.cut_logs({} if saved is None else saved.content["logs"])
         finally:
@@ -696,9 +696,10 @@ def _file(path: Path) -> Path:
     return path if path.suffix else path.with_name(path.name + checkpoint.SUFFIX)
 
 
-def _check_same_settings(path: Path, now: Mapping[str, Any], then: Mapping[str, Any]) -> None:
+def _check_same_settings(path: Path, now: Settings, then: Settings) -> None:
     # A new horizon is written to config.json a moment before it is in a checkpoint; the checkpoint counts.
-    keys = sorted(key for key in {*now, *then} if now.get(key) != then.get(key) and key != "horizon")
+    there = then.to_dict()
+    keys = sorted(key for key, value in now.to_dict().items() if value != there[key] and key != "horizon")
     if keys:
         raise CapoError(
             f"{path}: config.json was changed since the checkpoint was written ({', '.join(keys)}): to go on "

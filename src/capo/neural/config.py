@@ -121,9 +121,9 @@ _OFFICIAL = dataclasses.replace(
     alpha_bonus=0.1,
 )
 
-# What worked best on MinAtar: LayerNorm, |A| as a weight (normalised, or it is lost beside the critic in the
+# Chosen on MinAtar: LayerNorm, |A| as a weight (normalised, or it is lost beside the critic in the
 # shared trunk), a little entropy, one trunk; many small batches rather than a few large ones, a lambda below 1,
-# little exploration in the end, and to look far ahead (results/tuning).
+# little exploration in the end, a critic that looks far ahead and an actor that leans on it (results/tuning).
 _DEFAULT = NCAPOConfig(
     n_envs=40,
     rollout_length=20,

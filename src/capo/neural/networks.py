@@ -6,7 +6,7 @@ A real convolution would become a grouped one under vmap, which is slow on every
 of the grid, put side by side, are multiplied by one banded matrix to give a line of the result: a (batched)
 product of about 100 x 100, which matrix units like, on an input copied three times rather than nine.
 
-A *body* maps observations to features, a *head* features to one number per action. Trees:
+A *body* maps observations to features, a *head* features to numbers, usually one an action. Trees:
 
     separate trunks: {"actor": {"body", "head"}, "critic": {"body", "head"}}
     shared trunk:    {"body", "actor": {"head"}, "critic": {"head"}}
@@ -176,7 +176,7 @@ def logits_and_q(spec: NetworkSpec, params: Params, obs: Array | Inputs) -> tupl
         obs: (..., *observation_shape) of any dtype, or what :func:`inputs` made of them.
 
     Returns:
-        logits (..., A), Q (..., A), and the critic's features (..., width).
+        logits (..., A), the numbers of the critic's head (Q (..., A), usually), and its features (..., width).
     """
     actor, critic = part(params, "actor"), part(params, "critic")
     obs = inputs(spec, obs)
@@ -186,7 +186,7 @@ def logits_and_q(spec: NetworkSpec, params: Params, obs: Array | Inputs) -> tupl
 
 
 def outputs(spec: NetworkSpec, network: Params, obs: Array | Inputs) -> Array:
-    """One network ``{"body", "head"}`` on observations (..., *observation_shape): (..., A)."""
+    """One network ``{"body", "head"}`` on observations (..., *observation_shape): the head's numbers."""
     return head(spec, network["head"], body(spec, network["body"], obs))
 
 

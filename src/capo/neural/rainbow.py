@@ -83,7 +83,7 @@ class RainbowConfig(EpsilonSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_support(self.v_min, self.v_max)
+        check_support(self.v_min, self.v_max, self.atoms)
 
     @classmethod
     def _preset(cls, name: str, env_name: str) -> Self:

@@ -188,7 +188,7 @@ class RetraceSettings(EpsilonSettings, ActorCriticSettings):
     """Lambda of Retrace: 0 looks one step ahead, 1 down the whole rollout."""
     actor_lambda: float = 1.0
     """Times retrace_lambda: the lambda of the returns that the actor's advantages are taken from. 1: the critic's;
-    less: advantages that lean on the critic sooner, and vary less."""
+    less: advantages that lean on the critic sooner, and vary less. Off-PAC with weight=q has no use for it."""
     optimiser: Optimiser = "adam"
     """adam or rmsprop; one for actor and critic together."""
     optimiser_epsilon: float = 1e-5
@@ -220,13 +220,15 @@ class RetraceSettings(EpsilonSettings, ActorCriticSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_support(self.v_min, self.v_max)
+        check_support(self.v_min, self.v_max, self.atoms)
 
 
-def check_support(v_min: float, v_max: float) -> None:
-    """Raise where there is no room for atoms."""
+def check_support(v_min: float, v_max: float, atoms: int) -> None:
+    """Raise where there is no room for the atoms."""
     if v_min >= v_max:
         raise CapoError(f"v_min={v_min} has to be below v_max={v_max}")
+    if (v_max - v_min) / atoms < 1e-6 * (1 + max(abs(v_min), abs(v_max))):
+        raise CapoError(f"{atoms} atoms from v_min={v_min} to v_max={v_max} are too close together for float32")
 
 
 S = TypeVar("S", bound=Settings)
