@@ -6,11 +6,12 @@
 
 --base changes a preset for all of them; each of --settings is compared on top of it (``-`` changes nothing). They
 may change numbers that enter the program as numbers: learning rate, discount, lambda, epsilon and so on (NUMBERS),
-and five that are no settings of NCAPO: ``advantage_lambda``, the lambda of the returns behind the actor's
+and six that are no settings of NCAPO: ``advantage_lambda``, the lambda of the returns behind the actor's
 advantages itself (``actor_lambda`` is a part of ``retrace_lambda``); ``replay_share``, the newest part of the
 replay that batches are drawn from; ``advantage_power``, the power of |A| in its weight; ``entropy_decay``, the
 part of the entropy's weight that is gone at the end of the run (linearly); ``epsilon_spread``, by what factor the
-epsilons of the environments are below and above the usual one. Whatever changes a shape belongs to --base.
+epsilons of the environments are below and above the usual one; ``learning_rate_power``, of the linear schedule (2:
+quadratic). Whatever changes a shape belongs to --base.
 
 A row has the mean return of the episodes of training in each quarter of the run, and of 32 whole episodes of each
 seed after it, with sampled actions and no epsilon (and with the best actions, which the table leaves out). The
@@ -47,6 +48,7 @@ EXTRA = {
     "advantage_power": 1.0,
     "entropy_decay": 0.0,
     "epsilon_spread": 1.0,
+    "learning_rate_power": 1.0,
     "replay_share": 1.0,
 }
 NUMBERS = (
@@ -97,6 +99,7 @@ class SideBySide(JittedLearner):
             config,
             actor_lambda=jnp.where(config.advantage_lambda < 0, config.actor_lambda, part),
             entropy=config.entropy * (1 - config.entropy_decay * progress),
+            learning_rate=config.learning_rate * (1 - progress) ** (config.learning_rate_power - 1),
         )
         state, metrics = super()._iterate(state, iteration)
         self.algorithm.config = self.config
