@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,15 @@ def test_a_failure_does_not_stop_the_others(tmp_path: Path) -> None:
     assert "bad: capo: no such thing" in said
 
 
+@pytest.fixture
+def _hears_interrupts() -> Iterator[None]:
+    """Whoever started the tests may ignore SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_hears_interrupts")
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_is_passed_on(signum: signal.Signals, tmp_path: Path) -> None:
     def interrupt() -> None:
@@ -71,10 +81,13 @@ def test_an_interrupt_is_passed_on(signum: signal.Signals, tmp_path: Path) -> No
 
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks for the process there")
-def test_nothing_outlives_a_parent_that_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("handler", ["default_int_handler", "SIG_IGN"])
+def test_nothing_outlives_a_parent_that_is_killed(handler: str, tmp_path: Path) -> None:
+    """Also if the parent ignores SIGINT, as what a script puts into the background does."""
     program = f"""
 if __name__ == "__main__":
-    import sys, pathlib
+    import signal, sys, pathlib
+    signal.signal(signal.SIGINT, signal.{handler})
     sys.path.insert(0, {str(Path(__file__).parent)!r})
     from slow_jobs import Job
     from capo.experiments import side_by_side

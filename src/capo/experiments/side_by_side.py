@@ -129,6 +129,7 @@ def _work(job: Training, log: Path) -> None:
     """What a process does."""
     if hasattr(os, "setsid"):
         os.setsid()  # a Ctrl-C is the parent's, which passes it on
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's `capo ... &` ignores it, and so would we
     threading.Thread(target=_stop_without_parent, daemon=True).start()
     with log.open("a") as file:
         os.dup2(file.fileno(), sys.stdout.fileno())
