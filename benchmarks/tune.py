@@ -147,7 +147,12 @@ def compare(game: str, options: argparse.Namespace) -> list[Row]:
             f"not a number of the program: {', '.join(sorted(unknown))}; there are {', '.join(NUMBERS)}"
         )
 
-    if any("advantage_lambda" in setting and float(setting.get("retrace_lambda", 1)) == 0 for setting in settings):
+    lambdas = [
+        setting.get("retrace_lambda", config.retrace_lambda)
+        for setting in settings
+        if "advantage_lambda" in setting
+    ]
+    if any(float(each) == 0 for each in lambdas):
         raise SystemExit("advantage_lambda needs a retrace_lambda above 0")
 
     def column(name: str) -> np.ndarray[Any, Any]:

@@ -73,11 +73,9 @@ def two_hot(x: Array, points: Array) -> Array:
     [[0.0, 0.75, 0.25], [0.0, 0.0, 1.0]]
     """
     points = jnp.asarray(points)
-    inside = jnp.clip(x, points[0], points[-1])[..., None]
-    gaps = points[1:] - points[:-1]
-    rising = jnp.concatenate([jnp.ones_like(inside), (inside - points[:-1]) / gaps], axis=-1)
-    falling = jnp.concatenate([(points[1:] - inside) / gaps, jnp.ones_like(inside)], axis=-1)
-    return jnp.clip(jnp.minimum(rising, falling), 0.0, 1.0)
+    gaps = jnp.diff(points, prepend=-jnp.inf, append=jnp.inf)  # before each point, and after the last one
+    beyond = jnp.clip(x, points[0], points[-1])[..., None] - points
+    return jnp.clip(1.0 - jnp.maximum(beyond / gaps[1:], -beyond / gaps[:-1]), 0.0, 1.0)
 
 
 def _by_action(config: RetraceSettings, numbers: Array) -> Array:

@@ -22,6 +22,7 @@ import optax
 
 from capo.neural import networks, noisy, transitions
 from capo.neural.algorithm import Algorithm, Metrics, TrainState, finite, global_norm, linear, scan_means
+from capo.neural.critic import two_hot
 from capo.neural.networks import Inputs, NetworkSpec, Params
 from capo.neural.replay import Rollout
 from capo.neural.settings import EpsilonSettings, Network, check_support, is_minatar
@@ -148,7 +149,7 @@ def support(config: RainbowConfig) -> Array:
 
 
 def project(points: Array, weights: Array, atoms: Array) -> Array:
-    """A distribution on ``points`` moved to equally spaced atoms, each point shared by its two neighbours.
+    """A distribution on ``points`` moved to the atoms, each point shared by its two neighbours.
 
     Args:
         points: (..., N) where the mass is; beyond the atoms it goes to the outermost one.
@@ -161,10 +162,7 @@ def project(points: Array, weights: Array, atoms: Array) -> Array:
     >>> project(jnp.array([0.25, 9.0]), jnp.array([0.8, 0.2]), jnp.arange(3.0)).round(3).tolist()
     [0.6000000238418579, 0.20000000298023224, 0.20000000298023224]
     """
-    spacing = (atoms[-1] - atoms[0]) / (atoms.shape[0] - 1)
-    inside = jnp.clip(points, atoms[0], atoms[-1])
-    share = jnp.clip(1 - jnp.abs(inside[..., None, :] - atoms[:, None]) / spacing, 0, 1)
-    return jnp.sum(share * weights[..., None, :], axis=-1)
+    return jnp.sum(two_hot(points, atoms) * weights[..., None], axis=-2)
 
 
 def outputs(config: RainbowConfig, spec: NetworkSpec, params: Params, obs: Array | Inputs) -> Array:
