@@ -21,7 +21,7 @@ from capo.neural.config import preset as ncapo_preset
 from capo.neural.ncapo import NCAPOAlgorithm
 from capo.neural.networks import NetworkSpec, Params
 from capo.neural.replay import Rollout
-from capo.neural.settings import RetraceSettings, TargetFrom
+from capo.neural.settings import RetraceSettings, TargetFrom, is_minatar
 
 Array = Any
 Behaviour = Literal["uniform", "policy"]
@@ -52,7 +52,7 @@ class OffPACConfig(RetraceSettings):
         """NCAPO's preset of that name but for what is its own: the machinery is the same (text)."""
         like = ncapo_preset(name, env_name)
         same = {field.name: getattr(like, field.name) for field in dataclasses.fields(RetraceSettings)}
-        own = _OWN | (_OWN_DEFAULT if name == "default" else {})
+        own = _OWN | (_OWN_DEFAULT if name == "default" and is_minatar(env_name) else {})
         return cls(**same | own, weight="q" if name == "paper" else "advantage")
 
 
@@ -61,9 +61,10 @@ _OWN: dict[str, Any] = {
     "epsilon_start": 0.0,  # table
     "epsilon_final": 0.0,  # table
     "target_from": "current",  # open
+    "actor_lambda": 1.0,  # one lambda for both: the split was chosen by runs of NCAPO
 }
-# Lowered in NCAPO's `default` by runs of NCAPO; what it had before is what was run here.
-_OWN_DEFAULT: dict[str, Any] = {"learning_rate": 1e-3, "actor_lambda": 1.0}
+# Changed in NCAPO's `default` on MinAtar by runs of NCAPO; what it had before is what was run here.
+_OWN_DEFAULT: dict[str, Any] = {"gamma": 0.995}
 
 
 def losses(
