@@ -77,7 +77,7 @@ class Browser:
     # What a test does -------------------------------------------------------------------------------------
 
     def open(self, path: Path, width: int, height: int, phone: bool = False) -> None:
-        """Load a file at a window size, and wait until it is drawn."""
+        """Load a file at a window size, the mouse in its corner, and wait until it is drawn."""
         self.complaints.clear()
         self.requests.clear()
         self._send(
@@ -88,6 +88,8 @@ class Browser:
             mobile=phone,
         )
         self._send("Emulation.setTouchEmulationEnabled", enabled=phone)
+        if not phone:
+            self._send("Input.dispatchMouseEvent", type="mouseMoved", x=0, y=0)
         self._send("Page.navigate", url=path.absolute().as_uri())
         self.wait("document.readyState === 'complete' && !!document.querySelector('.chart svg')")
 

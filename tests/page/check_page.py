@@ -125,6 +125,7 @@ def test_the_keyboard_is_enough(browser: Browser, page: Path) -> None:
     browser.press("ArrowRight")
     browser.wait("document.querySelector('#h-curves').textContent.includes('minatar-breakout')")
     assert browser.evaluate("document.activeElement.name") == "env", "the focus stays where it was"
+    browser.wait("document.querySelector('#curves .chart path.curve')")
     browser.evaluate("document.querySelector('#curves .chart').focus()")
     browser.press("End")
     assert tooltip(browser).startswith("1 M frames")
@@ -133,6 +134,22 @@ def test_the_keyboard_is_enough(browser: Browser, page: Path) -> None:
     assert "NCAPO" in browser.evaluate("document.querySelector('#curves [aria-live]').textContent")
     browser.press("Escape")
     assert tooltip(browser) == ""
+
+
+def test_a_key_or_the_mouse_before_the_first_frame(browser: Browser, page: Path) -> None:
+    browser.open(page, 1280, 900)
+    chart = "(() => { document.querySelector('input[name=env][value=\"%d\"]').click();"
+    chart += "const chart = document.querySelector('#curves .chart'); chart.focus(); %s;"
+    chart += "return [!!chart.querySelector('svg'), chart.querySelector('.tooltip').innerText]; })()"
+    key = "chart.dispatchEvent(new KeyboardEvent('keydown', {key: 'End'}))"
+    drawn, shown = browser.evaluate(chart % (1, key))
+    assert drawn
+    assert "frames" in shown
+    mouse = "chart.dispatchEvent(new PointerEvent('pointermove', {clientX: 400, clientY: 400}))"
+    drawn, shown = browser.evaluate(chart % (0, mouse))
+    assert drawn
+    assert "frames" in shown
+    assert browser.complaints == []
 
 
 def test_the_picture_plays(browser: Browser, page: Path) -> None:

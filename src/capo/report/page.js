@@ -191,7 +191,8 @@
     }
 
     function show(x) {
-      if (!view || !lines.length) return;
+      if (!lines.length) return;
+      if (!view) draw(); // keys may come before the first frame
       const guide = lines.find((line) => !line.dashed) || lines[0];
       const longest = lines.filter((line) => !line.dashed).reduce((a, b) => (b.x.length > a.x.length ? b : a), guide);
       let near = longest.x[0];
@@ -217,6 +218,7 @@
     function hide() { tooltip.hidden = true; at = null; view?.cursor.replaceChildren(); }
 
     function point(event) {
+      if (!view) draw();
       const place = box.getBoundingClientRect();
       const inner = (event.clientX - place.left) * (view.width / place.width);
       const share = (inner - view.margin.left) / (view.width - view.margin.left - view.margin.right);
