@@ -83,16 +83,22 @@ class Board(gymnasium.Env[Any, Any]):
 
 
 class Fragile(gymnasium.Env[Any, Any]):
-    """Raises, or pays nan, at one step (or one reset) of its life; its episodes have three steps."""
+    """Raises, pays or shows nan, at one step (or one reset) of its life; its episodes have three steps."""
 
     observation_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
     action_space = spaces.Discrete(2)
     steps = resets = 0
 
     def __init__(
-        self, breaks_at: int = 10**9, reset_breaks_at: int = 10**9, nan_at: int = 10**9, copies: bool = True
+        self,
+        breaks_at: int = 10**9,
+        reset_breaks_at: int = 10**9,
+        nan_at: int = 10**9,
+        copies: bool = True,
+        blind_at: int = 10**9,
     ) -> None:
         self.breaks_at, self.reset_breaks_at, self.nan_at, self.copies = breaks_at, reset_breaks_at, nan_at, copies
+        self.blind_at = blind_at
 
     def __deepcopy__(self, memo: Any) -> Fragile:
         if not self.copies:
@@ -112,7 +118,8 @@ class Fragile(gymnasium.Env[Any, Any]):
         if self.steps == self.breaks_at:
             raise RuntimeError("the simulator is gone")
         reward = float("nan") if self.steps == self.nan_at else 1.0
-        return np.zeros(1, np.float32), reward, self.steps % 3 == 0, False, {}
+        seen = np.full(1, np.nan if self.steps == self.blind_at else 0.0, np.float32)
+        return seen, reward, self.steps % 3 == 0, False, {}
 
     def close(self) -> None:
         if self.steps >= self.breaks_at:
@@ -137,3 +144,33 @@ class Numbered(gymnasium.Env[Any, Any]):
         del action
         self.at[1] += 1
         return self.at.copy(), float(self.at[1]), bool(self.at[1] >= self.last), False, {}
+
+
+class OneBuffer(gymnasium.Env[Any, Any]):
+    """Writes every observation, the number of its step, into the same array; cut off at the fifth."""
+
+    observation_space = spaces.Box(0.0, 9.0, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self.buffer = np.zeros(1, np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed, options=options)
+        self.buffer[:] = 0
+        return self.buffer, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        del action
+        self.buffer += 1
+        return self.buffer, 1.0, False, bool(self.buffer[0] == 5), {}
+
+
+class Blind(Counting):
+    """Shows nan from the third step of an episode on, which never ends."""
+
+    name = "blind"
+
+    def step(self, key: Any, state: Any, action: Any) -> tuple[Any, ...]:
+        state, observation, *rest = super().step(key, state, action)
+        return (state, jnp.where(state > 2, jnp.nan, observation), rest[0], jnp.bool_(False), rest[2])

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from helpers_envs import Coin
 from helpers_shell import ENV, FRAMES, TINY, TINY_640, bits, metrics
+from PIL import Image
 
 import capo
 import capo.neural.agent
@@ -229,6 +230,31 @@ def test_gymnasium_seeds_run_one_after_another(tmp_path: Path) -> None:
     notes = resumed.resume_notes(capo.neural.run.read_config(out))
     assert len(notes) == 1
     assert "new episodes start" in notes[0]
+
+
+def test_seeds_that_have_not_begun_are_left_out_of_an_evaluation() -> None:
+    seen: list[tuple[int, ...]] = []
+
+    def look(agent: capo.Agent, rows: Any) -> None:
+        assert len(rows) == 1, "seeds run one after another"
+        if agent.seeds[-1] == rows[0]["seed"]:
+            seen.append(agent.evaluate(1).seeds)
+            return
+        with pytest.warns(capo.CapoWarning, match="left out: 8"):
+            seen.append(agent.evaluate(1).seeds)
+
+    capo.NCAPO("CartPole-v1", seeds=[7, 8], **TINY).learn(FRAMES, callback=look)
+    assert seen == [(7,), (7, 8)]
+
+
+def test_an_environment_object_is_watched_itself(tmp_path: Path) -> None:
+    env = gymnasium.wrappers.TimeLimit(gymnasium.make("CartPole-v1", render_mode="rgb_array"), 4)
+    agent = capo.NCAPO(gymnasium.wrappers.TransformReward(env, lambda reward: 10 * reward), **TINY)
+    assert agent.watch(tmp_path / "play.gif", episodes=2) == [40.0, 40.0]
+    with Image.open(tmp_path / "play.gif") as picture:
+        assert picture.n_frames == 10
+    with pytest.raises(capo.CapoError, match="per_second"):
+        agent.watch(tmp_path / "play.gif", per_second=0)
 
 
 def test_gymnasium_stops_between_seeds_and_goes_on(tmp_path: Path) -> None:

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from helpers_envs import Counting
+from helpers_envs import Counting, OneBuffer
 
 from capo import envs
+from capo.envs.gym import GymEnv
 from capo.envs.minatar import LOOP_TURNS, NAMES
 from capo.envs.straight import straight
 from capo.errors import CapoError
@@ -84,6 +85,15 @@ def test_every_autoreset_mode_gives_the_same_transitions(mode):
         np.testing.assert_array_equal(obs[:, 1:][goes_on], successor[:, :-1][goes_on])
         np.testing.assert_array_equal(step[:, 1:][~goes_on], 0)  # and every end is followed by a start
     assert returns > 10
+
+
+def test_an_environment_that_reuses_its_array_does_not_leak_into_the_next_episode():
+    envs = GymEnv(OneBuffer()).open(1)
+    envs.reset(0)
+    steps = [envs.step(np.zeros(1, np.int64)) for _ in range(6)]
+    assert [float(step.successor[0, 0]) for step in steps] == [1, 2, 3, 4, 5, 1]
+    assert [float(step.obs[0, 0]) for step in steps] == [1, 2, 3, 4, 0, 1]
+    assert [bool(step.truncated[0]) for step in steps] == [False] * 4 + [True, False]
 
 
 def test_gymnasium_spaces_are_encoded():

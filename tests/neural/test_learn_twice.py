@@ -21,12 +21,32 @@ def test_a_learning_rate_that_has_ended_is_said() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         agent.learn(640)
-    with pytest.warns(capo.CapoWarning, match=r"fell to 0 .*\(640 frames\).* learn\(160, horizon=800\)"):
+    with pytest.warns(
+        capo.CapoWarning, match=r"is 0 from .*\(640 frames\) on, so nothing .* learn\(160, horizon=800\)"
+    ):
         agent.learn(160)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         agent.learn(160, horizon=960)
         capo.NCAPO(ENV, **TINY_640, learning_rate_schedule="constant").learn(640).learn(16)
+
+
+def test_a_learning_rate_that_will_have_ended_is_said() -> None:
+    agent = capo.NCAPO(ENV, **TINY, learning_rate_schedule="linear", horizon=160)
+    with pytest.warns(capo.CapoWarning, match=r"in the last 480 frames nothing will be learned: learn\(640, hori"):
+        agent.learn(640)
+
+
+def test_a_plan_that_is_refused_is_forgotten(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    agent = capo.NCAPO(ENV, out=out, **TINY)
+    other = capo.NCAPO(ENV, out=out, **TINY).learn(FRAMES)  # takes the folder first
+    with pytest.raises(capo.CapoError, match="already holds a run"):
+        agent.learn(10 * FRAMES)
+    assert agent.frames_left == 0
+    agent.out = tmp_path / "another"
+    agent.learn(20 * FRAMES)
+    assert (agent.config.horizon, other.config.horizon) == (20 * FRAMES, FRAMES)
 
 
 def cartpoles(n: int) -> Any:

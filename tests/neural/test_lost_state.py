@@ -81,6 +81,33 @@ def test_a_reset_that_raises_while_training_is_named() -> None:
     assert agent.learn(16).frames == 16
 
 
+def test_an_environment_that_fails_when_it_is_opened_again_costs_nothing(tmp_path: Path) -> None:
+    env = Fragile()
+    agent = capo.NCAPO(env, **TINY_640).learn(64)
+    before = bits(agent)
+    env.reset_breaks_at = env.resets + 1
+    with pytest.raises(
+        capo.CapoError, match=r"Fragile: its reset raised OSError.* keeps what it learned .*frame 64"
+    ):
+        agent.learn(64, horizon=1280)  # a new learner opens its environments anew
+    assert bits(agent) == before
+    loaded = capo.NCAPO.load(agent.save(tmp_path / "agent"), env=env)
+    env.reset_breaks_at = env.resets + 1
+    with pytest.raises(capo.CapoError, match="its reset raised OSError"):
+        loaded.learn(64)
+    assert bits(loaded) == before
+    assert loaded.learn(64).frames == 128
+
+
+def test_an_observation_of_the_host_that_is_nan_is_named() -> None:
+    agent = capo.NCAPO(Fragile(blind_at=20), **TINY_640)
+    with pytest.raises(
+        capo.CapoError, match="Fragile, after frame 19: its step gave an observation with nan in it"
+    ):
+        agent.learn(640)
+    assert agent.frames == 16
+
+
 @pytest.mark.parametrize("copies", [True, False])
 @pytest.mark.parametrize(
     ("fault", "message", "cause"),
@@ -123,7 +150,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     [
         ({"breaks_at": 2}, "Fragile-v0, at step 2: its step raised RuntimeError: the simulator is gone"),
         ({"reset_breaks_at": 1}, "Fragile-v0: its reset raised OSError: the simulator does not start"),
-        ({"unknown": 1}, "Gymnasium can't make 'Fragile-v0' to watch it"),
+        ({"unknown": 1}, "Gymnasium cannot make 'Fragile-v0'"),
     ],
 )
 def test_watching_an_environment_that_fails(

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers_envs import Board, Unpaid
+from gymnasium import spaces
+from helpers_envs import Blind, Board, Coin, Unpaid
 from helpers_shell import ENV, FRAMES, SET, TINY_640
 
 import capo
@@ -17,7 +18,7 @@ from capo import envs
 from capo.cli import main
 from capo.commands import train
 from capo.neural import host, networks
-from capo.neural.agent import ALGORITHMS
+from capo.neural.agent import ALGORITHMS, load
 from capo.neural.loop import make_learner
 
 
@@ -127,6 +128,68 @@ def test_rewards_that_are_nan_are_named(tmp_path: Path) -> None:
         capo.NCAPO(Unpaid(), **TINY_640).learn(10 * FRAMES)
     with pytest.raises(capo.CapoError, match=named + r".*last good checkpoint is .*same place, so correct"):
         capo.NCAPO(Unpaid(), out=tmp_path / "run", **TINY_640).learn(10 * FRAMES)
+
+
+def test_observations_that_are_nan_are_named(tmp_path: Path) -> None:
+    with pytest.raises(
+        capo.CapoError, match=r"'blind' gave an observation that is not a finite .*correct the env"
+    ):
+        capo.NCAPO(Blind(), out=tmp_path / "run", **TINY_640).learn(640)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"seeds": 2.5},
+        {"seeds": "2"},
+        {"seed": "1", "seeds": 2},
+        {"keep": "3"},
+        {"log_every": "3"},
+        {"log_every": 0},
+        {"out": 5},
+        {"out": ""},
+    ],
+)
+def test_wrong_arguments_of_an_agent(arguments: dict[str, Any]) -> None:
+    with pytest.raises(capo.CapoError, match="|".join(arguments)):
+        capo.NCAPO(ENV, **TINY_640 | arguments)
+
+
+@pytest.mark.parametrize("path", [5, "", None])
+def test_wrong_names_of_files(path: Any) -> None:
+    agent = capo.NCAPO(ENV, **TINY_640)
+    for call in (agent.save, agent.watch, load, capo.NCAPO.load, capo.NCAPO.resume):
+        with pytest.raises(capo.CapoError, match="is not the name of a file or folder"):
+            call(path)
+
+
+def test_a_mask_with_rows_of_different_lengths() -> None:
+    with pytest.raises(capo.CapoError, match="rows of different lengths"):
+        capo.NCAPO(ENV, **TINY_640).predict([1.0], action_mask=[[True], [True, False]])
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
+    settings = TINY_640 | {"width": np.int64(8), "gamma": np.float32(0.5), "layer_norm": np.bool_(True)}
+    agent = capo.NCAPO(ENV, seeds=np.int64(2), out=tmp_path / "run", **settings).learn(FRAMES)
+    assert (agent.config.width, agent.config.gamma, agent.config.layer_norm) == (8, 0.5, True)
+    assert capo.NCAPO.resume(tmp_path / "run").seeds == [0, 1]
+
+
+@pytest.mark.parametrize(("wrong", "value"), [("observation_shape", 5), ("observation_dtype", "foo"), ("name", 3)])
+def test_an_environment_of_odd_parts(wrong: str, value: Any) -> None:
+    env = Coin()
+    setattr(env, wrong, value)
+    with pytest.raises(capo.CapoError, match=f"{wrong}={value!r}"):
+        capo.NCAPO(env)
+
+
+def test_channels_that_come_first_are_said() -> None:
+    env = Board()
+    env.observation_space = spaces.Box(0, 255, (4, 12, 12), np.uint8)
+    with pytest.warns(capo.CapoWarning, match=r"\(4, 12, 12\) look like \(channels, height, width\)"):
+        capo.NCAPO(env)
+    env.observation_space = spaces.Box(0, 255, (12, 12, 4), np.uint8)
+    capo.NCAPO(env)  # pytest makes a warning an error
 
 
 @pytest.mark.parametrize("high", [1, 4, 255])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import gymnasium
@@ -12,6 +13,7 @@ import pytest
 from gymnasium.vector import AutoresetMode
 from helpers_envs import Numbered
 
+import capo
 from capo.errors import CapoError
 from capo.neural import noisy, rainbow, transitions
 from capo.neural.loop import make_learner
@@ -287,6 +289,20 @@ def test_it_learns_without_any_one_part(off: str) -> None:
     q = np.asarray(learner.algorithm.scores(params, jnp.array([[0.0], [1.0]])))
     np.testing.assert_allclose(q.max(axis=-1), [0.9, 1.0], atol=0.12)
     assert np.isfinite(metrics["critic_loss"]).all()
+
+
+def test_values_at_the_end_of_the_atoms_are_said() -> None:
+    settings: dict[str, Any] = {"width": 16, "hidden_layers": 1, "n_envs": 8, "learning_starts": 16, "atoms": 11}
+    settings |= {"target_every": 16, "gamma": 0.9, "learning_rate": 1e-2}
+    with pytest.warns(capo.CapoWarning, match=r"seed 0: the mean value is 0\..*v_max=0\.5\).*a wider range"):
+        capo.Rainbow("probe-constant", v_min=-0.5, v_max=0.5, **settings).learn(4096)  # pays 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        capo.Rainbow("probe-constant", v_min=0.0, v_max=2.0, **settings).learn(4096)
+
+
+def test_returns_far_below_zero_are_within_the_default() -> None:
+    assert RainbowConfig.preset("default", "Acrobot-v1").v_min <= -100
 
 
 def test_the_support_has_to_be_one() -> None:

@@ -110,7 +110,7 @@ def test_two_presets_are_two_curves_under_the_same_names_everywhere(tmp_path: Pa
         make_result(tmp_path, game, "ppo", 20.0, preset="paper")
     make_result(tmp_path, "breakout", "ncapo", 50.0)
     # Runs that the results tell of are not drawn again; the same seeds with another preset are.
-    make_run(tmp_path / "runs" / "told", preset="official")
+    make_run(tmp_path / "runs" / "told", preset="official", config={"gamma": 0.99}, frames=10_000_000)
     make_run(tmp_path / "runs" / "apart", "minatar-seaquest", "ppo", top=9)
     breakout, seaquest = make_page(tmp_path)["environments"]
     labels = [[one["label"] for one in environment["series"]] for environment in (breakout, seaquest)]
@@ -290,6 +290,20 @@ def test_a_folder_given_twice_is_drawn_once(tmp_path: Path) -> None:
     content = make_page(run, tmp_path / "." / "run")
     assert len(content["environments"][0]["series"]) == 1
     assert any("given twice" in problem for problem in content["problems"])
+
+
+def test_a_run_is_left_out_only_for_a_result_of_the_same_training(tmp_path: Path) -> None:
+    frames, settings = 10_000_000, {"gamma": 0.99}
+    make_result(tmp_path, "breakout", "ncapo", 40.0, reward_noise=3.0)
+    same: dict[str, Any] = {"config": settings, "frames": frames}
+    noisy: dict[str, Any] = {"env": "minatar-breakout, reward noise 3"}
+    make_run(tmp_path / "runs" / "same", **same, **noisy)
+    make_run(tmp_path / "runs" / "unlike", config={"gamma": 0.5}, frames=frames, **noisy)
+    make_run(tmp_path / "runs" / "shorter", config=settings, frames=1000, **noisy)
+    make_run(tmp_path / "runs" / "quiet", **same)
+    found = folders.read([tmp_path])[0]
+    names = sorted(record.path.name for record in found)
+    assert names == ["breakout-ncapo-default.json", "quiet", "shorter", "unlike"]
 
 
 def test_a_large_picture_is_left_out_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ import argparse
 from pathlib import Path
 
 from capo.commands.common import formatter, load_agent, positive_integer
-from capo.errors import CapoError
 
 EXAMPLES = """examples:
   capo watch runs/minatar-breakout-ncapo-1 --out play.gif
@@ -47,25 +46,21 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(arguments: argparse.Namespace) -> int:
     """Play, draw, write."""
-    from capo.report import gif
+    from capo.neural.play import check_film, film
 
-    gif.check_target(arguments.out)
-    if not 0 < arguments.per_second <= 100:
-        raise CapoError(f"--per-second {arguments.per_second:g}: has to be above 0 and at most 100")
+    check_film(arguments.out, arguments.per_second)
     agent = load_agent(arguments.agent)
     if arguments.train_seed is not None:
         agent.use_seed(arguments.train_seed)
-    from capo.neural.play import play
-
-    pictures, scores = [], []
-    for frame in play(
-        agent, arguments.episodes, arguments.steps, deterministic=arguments.deterministic, seed=arguments.seed
-    ):
-        picture = gif.draw_observation(frame.observation) if frame.picture is None else frame.picture
-        pictures.append(gif.with_caption(picture, f"{agent.env.name}   step {frame.step}   score {frame.score:g}"))
-        if frame.last:
-            scores.append(frame.score)
-    gif.write_gif(arguments.out, pictures, arguments.per_second)
-    ended = ", ".join(f"{score:g}" for score in scores) or f"{frame.score:g} so far"
-    print(f"{agent.env.name}: {len(pictures)} frames, score {ended}; written to {arguments.out}")
+    scores, score, pictures = film(
+        agent,
+        arguments.out,
+        arguments.episodes,
+        arguments.steps,
+        arguments.deterministic,
+        arguments.seed,
+        arguments.per_second,
+    )
+    ended = ", ".join(f"{score:g}" for score in scores) or f"{score:g} so far"
+    print(f"{agent.env.name}: {pictures} frames, score {ended}; written to {arguments.out}")
     return 0

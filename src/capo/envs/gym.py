@@ -22,7 +22,7 @@ NDArray = np.ndarray[Any, Any]
 
 
 class EnvironmentFailed(CapoError):
-    """A Gymnasium environment raised an error, or gave a reward that is no number."""
+    """A Gymnasium environment raised an error, or gave a reward or an observation that is no number."""
 
 
 @contextlib.contextmanager
@@ -178,22 +178,61 @@ class GymEnv:
         except Exception:  # whatever a user's environment raises when it is made or copied
             return None
 
-    def _make_one(self) -> Any:
+    def open_to_watch(self) -> Watched:
+        """One environment to look at, which draws itself if it can."""
+        if not self._vector and not isinstance(self._source, str):
+            try:
+                env, ours = copy.deepcopy(self._source), True
+            except Exception:  # whatever a user's environment raises when it is copied
+                env, ours = self._source, False
+            return Watched(env, ours, _draws(env))
+        try:
+            env = self._make_one(render_mode="rgb_array")
+        except Exception:  # one that has no such mode; without it the observation is drawn
+            return Watched(self._make_one(), True, False)
+        if _draws(env):
+            return Watched(env, True, True)
+        env.close()
+        return Watched(self._make_one(), True, False)
+
+    def _make_one(self, **more: Any) -> Any:
         import gymnasium
 
         if isinstance(self._source, str):
             try:
-                return gymnasium.make(self._source)
+                return gymnasium.make(self._source, **more)
             except Exception as error:  # also what the environment's own constructor raises
                 raise CapoError(f"Gymnasium cannot make {self._source!r}: {_words(error)}") from error
         if self._vector:
             if self._source.spec is None:
                 raise CapoError("this vector environment does not say what it is made of")
-            return gymnasium.make(self._source.spec.id, **self._source.spec.kwargs)
+            return gymnasium.make(self._source.spec.id, **{**self._source.spec.kwargs, **more})
         return copy.deepcopy(self._source)
 
 
 _SPACES = ("observation_space", "action_space")
+
+
+class Watched(NamedTuple):
+    """An environment to look at."""
+
+    env: Any
+    ours: bool  # made for this, and to be closed
+    draws: bool  # has pictures of its own
+
+    def picture(self) -> NDArray | None:
+        """Its own picture (H, W, 3) of bytes, if it draws any."""
+        return np.asarray(self.env.render()) if self.draws else None
+
+
+def _draws(env: Any) -> bool:
+    """Whether an environment draws itself; a missing drawing library may surface as anything."""
+    try:
+        env.reset(seed=0)
+        picture: NDArray = np.asarray(env.render() if env.render_mode == "rgb_array" else None)
+    except Exception:
+        return False
+    return picture.ndim == 3 and picture.shape[2] == 3 and picture.dtype == np.uint8
 
 
 def gymnasium_ids() -> list[str]:
@@ -252,11 +291,24 @@ def _one_hot(name: str, eye: NDArray, start: int, obs: NDArray) -> NDArray:
 
 
 def _checked(moved: HostStep) -> HostStep:
-    """The step itself, if what it paid are numbers."""
+    """The step itself, if what it paid and showed are numbers."""
     wrong = moved.reward[moved.valid & ~np.isfinite(moved.reward)]
     if wrong.size:
         raise EnvironmentFailed(f"its step gave the reward {wrong[0]:g}, which is not a finite number")
+    _seen("step", moved.successor)
+    if moved.obs is not moved.successor:
+        _seen("reset", moved.obs)
     return moved
+
+
+def _seen(call: str, obs: NDArray) -> NDArray:
+    """The observations themselves, if they are numbers."""
+    wrong = obs[~np.isfinite(obs)] if obs.dtype.kind == "f" else obs[:0]
+    if wrong.size:
+        raise EnvironmentFailed(
+            f"its {call} gave an observation with {wrong.flat[0]:g} in it, which is not a finite number"
+        )
+    return obs
 
 
 class _Copies:
@@ -272,7 +324,8 @@ class _Copies:
 
     def reset(self, seed: int) -> NDArray:
         with blame("reset"):
-            return self._encode(np.stack([env.reset(seed=seed + i)[0] for i, env in enumerate(self._envs)]))
+            obs = np.stack([np.array(env.reset(seed=seed + i)[0]) for i, env in enumerate(self._envs)])
+            return _seen("reset", self._encode(obs))
 
     def step(self, action: NDArray) -> HostStep:
         successors, observations = [], []
@@ -281,11 +334,11 @@ class _Copies:
         with blame("step"):
             for i, env in enumerate(self._envs):
                 obs, reward[i], terminated[i], truncated[i], _ = env.step(int(action[i]) + self._first_action)
-                successors.append(obs)
+                successors.append(np.array(obs))  # an environment may write the next one into the same array
                 if terminated[i] or truncated[i]:
                     with blame("reset"):
                         obs = env.reset()[0]
-                observations.append(obs)
+                observations.append(np.array(obs))
             successor, obs = self._encode(np.stack(successors)), self._encode(np.stack(observations))
         return _checked(
             HostStep(obs, successor, reward, terminated, truncated & ~terminated, np.ones(self.n, np.bool_))
@@ -294,7 +347,8 @@ class _Copies:
     def restart(self, who: NDArray) -> NDArray:
         """Start new episodes where ``who`` (n,) says so; the observations (n, ...) of these copies."""
         with blame("reset"):
-            return self._encode(np.stack([self._envs[i].reset()[0] for i in np.flatnonzero(who)]))
+            obs = np.stack([np.array(self._envs[i].reset()[0]) for i in np.flatnonzero(who)])
+            return _seen("reset", self._encode(obs))
 
     def close(self) -> None:
         """Close what was made here; an environment that the user made is the user's to close."""
@@ -319,7 +373,7 @@ class _GivenVector:
     def reset(self, seed: int) -> NDArray:
         self._only_resets[:] = False
         with blame("reset"):
-            return self._encode(self._vector.reset(seed=seed)[0])
+            return _seen("reset", self._encode(self._vector.reset(seed=seed)[0]))
 
     def step(self, action: NDArray) -> HostStep:
         with blame("step"):

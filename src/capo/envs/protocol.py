@@ -53,8 +53,17 @@ def is_jitted(env: Any) -> bool:
 def check_jitted(env: Any) -> None:
     """Raise a :class:`CapoError` that names the first part of the protocol that ``env`` breaks."""
     name = getattr(env, "name", type(env).__name__)
+    if not isinstance(name, str):
+        raise CapoError(f"environment {type(env).__name__}: name={name!r} must be text")
     if not isinstance(env.n_actions, int | np.integer) or env.n_actions < 1:
         raise CapoError(f"environment {name!r}: n_actions={env.n_actions!r} must be a positive integer")
+    try:
+        wanted = (tuple(env.observation_shape), np.dtype(env.observation_dtype))
+    except TypeError as error:
+        raise CapoError(
+            f"environment {name!r}: observation_shape={env.observation_shape!r} must be a tuple and "
+            f"observation_dtype={env.observation_dtype!r} a dtype of numpy"
+        ) from error
     try:
         (state, obs), stepped = jax.eval_shape(lambda key: _one_step(env, key), jax.random.PRNGKey(0))
     except CapoError:
@@ -63,7 +72,6 @@ def check_jitted(env: Any) -> None:
         raise CapoError(f"environment {name!r} cannot be traced by jax: {error}") from error
     next_state, next_obs, reward, terminated, truncated = stepped
     for label, found in (("reset", obs), ("step", next_obs)):
-        wanted = (tuple(env.observation_shape), np.dtype(env.observation_dtype))
         if (found.shape, found.dtype) != wanted:
             raise CapoError(
                 f"environment {name!r}: {label} returns an observation of shape {found.shape} and dtype "

@@ -22,15 +22,17 @@ import jax
 import numpy as np
 
 from capo import envs
+from capo.checks import whole
 from capo.errors import CapoError, CapoWarning, unknown_name
 from capo.neural import algorithms, checkpoint, loop
 from capo.neural.checkpoint import Checkpoint, CheckpointStore
 from capo.neural.evaluation import Evaluation, check_seed
 from capo.neural.host import check_copies
+from capo.neural.networks import spec_for
 from capo.neural.progress import Reporter, reporter
 from capo.neural.run import CHECKPOINTS, CONFIG, METRICS, Interval, RunFolder, check_new, read_config
 from capo.neural.session import Session
-from capo.neural.settings import Settings, is_minatar, override
+from capo.neural.settings import Settings, is_minatar, override, plain
 from capo.neural.training import Part, Rows, Training
 from capo.provenance import provenance, versions
 
@@ -84,23 +86,31 @@ class Agent:
                 "several seeds need the environment's id rather than one object: each seed starts anew"
             )
         self.preset = preset
+        settings = {name: plain(value) for name, value in settings.items()}
         self.config: Any = self._configure(settings)
-        self.overrides = dict(settings)
+        self._warn_if_channels_first()
+        self.overrides = settings
         self.extra: dict[str, Any] = {}  # more entries for config.json, kept when the run is resumed
-        self.out = None if out is None else Path(out)
+        self.out = None if out is None else _path("out", out)
         if self.out is not None:
             check_new(self.out)
         self.checkpoint_every = Interval.parse(checkpoint_every)
-        self.keep = keep
-        CheckpointStore(Path(), keep)  # raises if keep makes no sense
-        if log_every is not None and log_every < 1:
-            raise CapoError(f"log_every={log_every}: must be at least one frame")
-        self._log_every_frames = log_every
+        self.keep = CheckpointStore(Path(), keep).keep
+        self._log_every_frames = None if log_every is None else whole("log_every", log_every)
         self._horizon_set = "horizon" in settings
         self._training: Training | None = None
         self._run_exists = False
         self._predictions = 0
         self._playing = 0
+
+    def _warn_if_channels_first(self) -> None:
+        shape = tuple(self.env.observation_shape)
+        if len(shape) == 3 and shape[0] < shape[1] == shape[2] and spec_for(self.config, shape, 1).kind == "conv":
+            text = (
+                f"{self.env.name}: observations of shape {shape} look like (channels, height, width), but the "
+                "convolution takes (height, width, channels): move the first axis to the end, or set network='mlp'"
+            )
+            warnings.warn(text, CapoWarning, stacklevel=3)
 
     def _configure(self, settings: Mapping[str, Any]) -> Settings:
         """The preset's settings with the user's; a vector environment has as many copies as it has."""
@@ -181,18 +191,23 @@ class Agent:
         per_iteration = int(training.learner.frames_per_iteration)
         iterations = -(-int(frames) // per_iteration)
         before = (training.target, self.config)
+        plan = (training.learner, training.target, training.log_every, self.config, self._horizon_set)
         self._set_horizon(training, iterations * per_iteration, horizon)
         if training.target == 0:  # the first plan; a resumed run keeps its log points, also at frame 0
             training.log_every = self._log_every_iterations(iterations, per_iteration)
         training.target = training.iteration + iterations
         with ExitStack() as stack:
-            run = self._open_run(training)
+            try:
+                run = self._open_run(training)
+            except BaseException:  # nothing was trained: the next call makes its own plan
+                training.learner, training.target, training.log_every, self.config, self._horizon_set = plan
+                raise
             if run is not None:
                 stack.callback(run.close)
             shown = reporter(training.target * per_iteration * len(training.parts), progress_bar)
             stack.callback(shown.close)
             self._introduce(shown, training, int(frames), progress_bar)
-            self._warn_if_idle(shown, training, iterations * per_iteration)
+            self._warn_if_idle(shown, training, iterations * per_iteration, per_iteration)
             session = Session(training, run, shown, self.checkpoint_every, self._content)
             session.start(new_plan=before != (training.target, self.config))
             session.train(None if callback is None else partial(callback, self))
@@ -242,14 +257,16 @@ class Agent:
             if not visible:
                 warnings.warn(text, CapoWarning, stacklevel=3)
 
-    def _warn_if_idle(self, shown: Reporter, training: Training, frames: int) -> None:
-        """Say so if the learning rate has already come to its end, which is 0."""
-        done = training.iteration * int(training.learner.frames_per_iteration)
-        if self.config.learning_rate_schedule == "constant" or done < self.config.horizon:
+    def _warn_if_idle(self, shown: Reporter, training: Training, frames: int, per_iteration: int) -> None:
+        """Say so if the learning rate has come to its end, which is 0, or will before the frames are done."""
+        done = training.iteration * per_iteration
+        idle = min(frames, done + frames - self.config.horizon)
+        if self.config.learning_rate_schedule == "constant" or idle < per_iteration:
             return
         text = (
-            f"the learning rate fell to 0 at the horizon ({self.config.horizon:,} frames) and stays there, so "
-            f"nothing will be learned: learn({frames}, horizon={done + frames}) spreads the schedules anew"
+            f"the learning rate is 0 from the horizon ({self.config.horizon:,} frames) on, so "
+            f"{'nothing' if idle == frames else f'in the last {idle:,} frames nothing'} will be learned: "
+            f"learn({frames}, horizon={done + frames}) spreads the schedules anew"
         )
         shown.message(text)
         warnings.warn(text, CapoWarning, stacklevel=3)
@@ -324,9 +341,7 @@ class Agent:
         Returns:
             The file: ``path``, with ``.safetensors`` added if it had no ending.
         """
-        if not isinstance(path, str | os.PathLike):
-            raise CapoError(f"save({path!r}): a file's name is needed")
-        path = _file(Path(path))
+        path = _file(_path("save", path))
         training = self._ready()
         training.start()
         checkpoint.write(path, training.tree(), self._content({}))
@@ -344,9 +359,9 @@ class Agent:
             env: the environment, needed only if the agent was not made from an environment's name.
             out: a new folder for the files of what is learned from now on.
         """
-        agent = cls._from_checkpoint(_newest(Path(path)), env)
+        agent = cls._from_checkpoint(_newest(_path("load", path)), env)
         if out is not None:
-            agent.out = Path(out)
+            agent.out = _path("out", out)
             check_new(agent.out)
         return agent
 
@@ -361,7 +376,7 @@ class Agent:
             env: as in :meth:`load`.
             use_previous: if the newest checkpoint is damaged, go back to the one before it.
         """
-        path = Path(path)
+        path = _path("resume", path)
         config = read_config(path)
         run = RunFolder.open(path)
         try:
@@ -528,8 +543,11 @@ class Agent:
         return (actions[0] if single else actions), state
 
     def _mask(self, action_mask: Any, batch: int) -> np.ndarray[Any, Any]:
-        mask = np.asarray(action_mask, bool)
         actions = int(self.env.n_actions)
+        try:
+            mask = np.asarray(action_mask, bool)
+        except ValueError:  # rows of different lengths
+            raise CapoError(f"action_mask has rows of different lengths, not {actions} entries each") from None
         if mask.shape not in ((actions,), (batch, actions)):
             raise CapoError(f"action_mask has shape {mask.shape}; allowed are {(actions,)} and {(batch, actions)}")
         mask = np.broadcast_to(mask, (batch, actions))
@@ -541,7 +559,8 @@ class Agent:
         """Play whole episodes with the policy of every seed, without exploration.
 
         On a jitted environment all seeds play at once, in one program that is compiled for each number of
-        episodes and not again.
+        episodes and not again. Seeds that are trained one after another and have not begun are left out, with a
+        warning.
 
         Args:
             episodes: of each trained seed.
@@ -556,13 +575,49 @@ class Agent:
         episodes = int(episodes)
         check_seed(seed)
         training = self._ready()
-        parts = [training.playable(part.seeds[0]) for part in training.parts]  # all of them, before any plays
+        begun = training.begun()
+        parts = [training.playable(part.seeds[0]) for part in begun]  # all of them, before any plays
+        seeds = tuple(seed for part in parts for seed in part.seeds)
+        if len(seeds) < len(self.seeds):
+            left = [seed for seed in self.seeds if seed not in seeds]
+            text = f"seeds that have not been trained yet are left out: {', '.join(map(str, left))}"
+            warnings.warn(text, CapoWarning, stacklevel=2)
         returns = [
             np.asarray(_play(training.learner, part, _key(seed, EVALUATE_STREAM), episodes, deterministic))
             for part in parts
         ]
         likeliest = deterministic or not self.samples
-        return Evaluation(np.concatenate(returns).astype(np.float64), tuple(self.seeds), likeliest, self.frames)
+        frames = min(part.iteration for part in parts) * int(training.learner.frames_per_iteration)
+        return Evaluation(np.concatenate(returns).astype(np.float64), seeds, likeliest, frames)
+
+    def watch(
+        self,
+        path: str | Path,
+        *,
+        episodes: int = 1,
+        steps: int = 1000,
+        deterministic: bool = False,
+        seed: int = 0,
+        per_second: float = 15.0,
+    ) -> list[float]:
+        """Play and draw it as a GIF, with the score; :meth:`use_seed` chooses whose policy plays.
+
+        Args:
+            path: the GIF file.
+            episodes: how many are shown.
+            steps: how many are shown at most.
+            deterministic: take the likeliest action instead of sampling one.
+            seed: of the game.
+            per_second: steps a second.
+
+        Returns:
+            The scores of the episodes that came to their end.
+        """
+        from capo.neural.play import film
+
+        episodes, steps = whole("episodes", episodes), whole("steps", steps)
+        scores, _, _ = film(self, _path("watch", path), episodes, steps, deterministic, seed, per_second)
+        return scores
 
 
 class NCAPO(Agent):
@@ -634,7 +689,7 @@ def algorithm(name: str) -> type[Agent]:
 
 def load(path: str | Path, env: Any = None) -> Agent:
     """The agent of a run's folder or of a saved file, whatever its algorithm; see :meth:`Agent.load`."""
-    saved = _newest(Path(path))
+    saved = _newest(_path("load", path))
     return algorithm(str(saved.content["algorithm"]))._from_checkpoint(saved, env)
 
 
@@ -660,13 +715,21 @@ def _newest(path: Path) -> Checkpoint:
     return saved
 
 
-def _seeds(seed: int, seeds: int | Sequence[int] | None) -> list[int]:
+def _path(call: str, path: Any) -> Path:
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+        raise CapoError(f"{call}: {path!r} is not the name of a file or folder")
+    return Path(path)
+
+
+def _seeds(seed: int, seeds: Any) -> list[int]:
+    chosen: list[Any]
     if seeds is None:
         chosen = [seed]
-    elif isinstance(seeds, int | np.integer):
-        chosen = list(range(seed, seed + int(seeds)))
-    else:
+    elif isinstance(seeds, Sequence | np.ndarray) and not isinstance(seeds, str):
         chosen = list(seeds)
+    else:
+        check_seed(seed)
+        chosen = list(range(seed, seed + whole("seeds", seeds)))
     if not chosen or len(set(chosen)) != len(chosen):
         raise CapoError(f"seeds={seeds!r}: at least one is needed, and no two may be equal")
     for one in chosen:

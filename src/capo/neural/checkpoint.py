@@ -27,6 +27,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
+from capo.checks import whole
 from capo.errors import CapoError
 
 FORMAT = "capo-checkpoint"
@@ -306,10 +307,8 @@ class CheckpointStore:
     """The checkpoints of one run: ``checkpoint-<frames>.safetensors``, the last ``keep`` of them."""
 
     def __init__(self, folder: Path, keep: int = 3) -> None:
-        if keep < 1:
-            raise CapoError(f"keep={keep}: at least one checkpoint must be kept")
         self.folder = folder
-        self.keep = keep
+        self.keep = whole("keep", keep)
 
     def paths(self) -> list[Path]:
         """The checkpoints there are, oldest first."""

@@ -153,13 +153,14 @@ class HostLearner(_Learner):
 
     def run(self, state: TrainState, iterations: int) -> tuple[TrainState, dict[str, NDArray]]:
         """``iterations`` iterations; the state given is used up. Metrics are (iterations, 1)."""
+        self._kept = state
         self.compile()
-        state = to_device(state)
+        self._kept = state = to_device(state)
         rows: list[dict[str, Any]] = []
         if self._collector is None or self._expected != _position(state):
-            state = self.algorithm.cut(state)
+            self._kept = state = self.algorithm.cut(state)
             self._open_collector(_position(state))
-        self._kept, collector = state, self._collector
+        collector = self._collector
         assert collector is not None
         iteration, key = int(state.iteration[0]), state.key[0]
         for now in range(iteration, iteration + iterations):

@@ -358,8 +358,10 @@ class JittedLearner(_Learner):
         )
         episodes, total, steps = (x.sum().astype(jnp.float32) for x in ended)
         mean = {"episode_return": total / episodes, "episode_length": steps / episodes}  # nan without any
-        paid = jnp.isfinite(rollouts.reward).all().astype(jnp.float32)
-        return state, rollouts, {"episodes": episodes, "rewards_finite": paid} | mean
+        guards = {"rewards_finite": jnp.isfinite(rollouts.reward).all().astype(jnp.float32)}
+        if jnp.issubdtype(rollouts.obs.dtype, jnp.floating):
+            guards["observations_finite"] = jnp.isfinite(rollouts.obs).all().astype(jnp.float32)
+        return state, rollouts, {"episodes": episodes} | guards | mean
 
     def _randomness(self, key: Array, acting: PyTree) -> tuple[Array, Array, Any]:
         """Gumbel noise (T, n_envs, A), keys (T, n_envs, 2, 2) and, for noisy networks, noise of a rollout.

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from capo.checks import positive
 from capo.envs import is_jitted
 from capo.envs.gym import blame, naming
 from capo.errors import CapoError
@@ -29,6 +31,36 @@ class Frame:
     step: int
     score: float
     last: bool
+
+
+def film(
+    agent: Agent, path: Path, episodes: int, steps: int, deterministic: bool, seed: int, per_second: float
+) -> tuple[list[float], float, int]:
+    """Play and write a GIF to ``path``.
+
+    Returns:
+        The scores of the episodes that ended, the score last shown, and the number of pictures.
+    """
+    from capo.report import gif
+
+    check_film(path, per_second)
+    pictures, scores = [], []
+    for frame in play(agent, episodes, steps, deterministic=deterministic, seed=seed):
+        picture = gif.draw_observation(frame.observation) if frame.picture is None else frame.picture
+        pictures.append(gif.with_caption(picture, f"{agent.env.name}   step {frame.step}   score {frame.score:g}"))
+        if frame.last:
+            scores.append(frame.score)
+    gif.write_gif(path, pictures, per_second)
+    return scores, frame.score, len(pictures)
+
+
+def check_film(path: Path, per_second: Any) -> None:
+    """Raise if no GIF can be written to ``path``, or not at that speed."""
+    from capo.report import gif
+
+    gif.check_target(path)
+    if not positive("per_second", per_second) <= 100:
+        raise CapoError(f"per_second={per_second:g}: has to be above 0 and at most 100")
 
 
 def play(agent: Agent, episodes: int, steps: int, *, deterministic: bool, seed: int) -> Iterator[Frame]:
@@ -62,12 +94,13 @@ def _play_jitted(agent: Agent, deterministic: bool, seed: int) -> Iterator[Frame
 
 
 def _play_gymnasium(agent: Agent, deterministic: bool, seed: int) -> Iterator[Frame]:
-    env = _drawable(agent.env.name)
+    watched = agent.env.open_to_watch()
+    env = watched.env
     step, score, last = 0, 0.0, False
 
     def seen() -> Frame:
         with naming(f"{agent.env.name}, at step {step:,}"), blame("render"):
-            return Frame(observation, _render(env), step, score, last)
+            return Frame(np.array(observation), watched.picture(), step, score, last)
 
     try:
         with naming(agent.env.name), blame("reset"):
@@ -82,30 +115,6 @@ def _play_gymnasium(agent: Agent, deterministic: bool, seed: int) -> Iterator[Fr
                 last = bool(terminated or truncated)
             yield seen()
     finally:
-        with contextlib.suppress(Exception):  # an environment that failed may fail here too
-            env.close()
-
-
-def _drawable(name: str) -> Any:
-    """The environment with its own picture if it can draw one here, else without."""
-    import gymnasium
-
-    try:
-        env = gymnasium.make(name, render_mode="rgb_array")
-        env.reset(seed=0)
-        if _render(env) is not None:
-            return env
-        env.close()
-    except Exception:  # a missing drawing library may surface as anything; the observation is drawn then
-        pass
-    try:
-        return gymnasium.make(name)
-    except Exception as error:  # also what the environment's own constructor raises
-        raise CapoError(f"Gymnasium can't make {name!r} to watch it: {error}") from error
-
-
-def _render(env: Any) -> np.ndarray[Any, np.dtype[np.uint8]] | None:
-    if env.render_mode != "rgb_array":
-        return None
-    picture = np.asarray(env.render())
-    return picture if picture.ndim == 3 and picture.shape[2] == 3 and picture.dtype == np.uint8 else None
+        if watched.ours:
+            with contextlib.suppress(Exception):  # an environment that failed may fail here too
+                env.close()

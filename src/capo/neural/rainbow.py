@@ -86,6 +86,9 @@ class RainbowConfig(EpsilonSettings):
         super().__post_init__()
         check_support(self.v_min, self.v_max, self.atoms)
 
+    def value_range(self) -> tuple[float, float] | None:
+        return (self.v_min, self.v_max) if self.distributional else None
+
     @classmethod
     def _preset(cls, name: str, env_name: str) -> Self:
         if name == "paper":
@@ -135,8 +138,8 @@ class RainbowConfig(EpsilonSettings):
             learning_rate=1e-3,
             learning_rate_schedule="linear",
             optimiser_epsilon=1e-5,
-            atoms=61,
-            v_min=-10.0,
+            atoms=111,
+            v_min=-110.0,  # all that rewards between -1 and 1 can come to at this gamma
             v_max=110.0,
             hidden_layers=2,
             width=64,

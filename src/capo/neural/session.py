@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from capo.envs.gym import EnvironmentFailed
-from capo.errors import CapoError
+from capo.errors import CapoError, CapoWarning
 from capo.neural import checkpoint
 from capo.neural.checkpoint import DiskError
 from capo.neural.progress import Reporter
 from capo.neural.run import Interrupted, Interrupts, Interval, RunFolder
-from capo.neural.training import BadReward, Diverged, Part, Rows, Training
+from capo.neural.training import BadEnvironment, Diverged, Part, Rows, Training
 
 
 class Session:
@@ -43,6 +44,7 @@ class Session:
         self.every, self._content = every, content
         self.last: Path | None = None  # the newest checkpoint
         self._saved_at, self._saved_frames = time.monotonic(), -1
+        self._at_the_edge = False  # whether the user was told
 
     def start(self, new_plan: bool) -> None:
         """Make sure that there is a state, and a checkpoint of it that knows what is about to be done.
@@ -80,6 +82,7 @@ class Session:
                 if self.run is not None:
                     self.run.log(rows)
                 self._show(rows)
+                self._warn_at_the_edge(rows)
                 if callback is not None and _is_false(callback(rows)):
                     self._checkpoint()
                     return
@@ -113,8 +116,8 @@ class Session:
     def _obituary(self, error: Diverged) -> str:
         """What happened, what is left, and what to do."""
         what, cure = "diverged", "start a new run with a lower learning_rate or max_grad_norm"
-        if isinstance(error, BadReward):
-            what, cure = "stopped", "correct the environment's step and start a new run"
+        if isinstance(error, BadEnvironment):
+            what, cure = "stopped", "correct the environment and start a new run"
         kept = f"No checkpoint was kept, since the run has no folder (out=): {cure}"
         if self.last:
             kept = (
@@ -144,6 +147,25 @@ class Session:
         speed = rows[0]["frames_per_second"]
         mean = float(np.mean(known)) if known else float("nan")
         self.shown.update(training.total_frames, speed, mean, left / speed)
+
+    def _warn_at_the_edge(self, rows: Rows) -> None:
+        """Say so, once, if the values have come to an end of the atoms: what lies beyond can't be told apart."""
+        ends = self.training.learner.config.value_range()
+        if ends is None or self._at_the_edge:
+            return
+        low, high = ends
+        margin = 0.02 * (high - low)
+        for row in rows:
+            value = row["value"]
+            if value < min(low + margin, 0) or value > max(high - margin, 0):
+                self._at_the_edge = True
+                text = (
+                    f"seed {row['seed']}: the mean value is {value:.4g}, at an end of the atoms (v_min={low:g}, "
+                    f"v_max={high:g}); returns beyond them can't be told apart: start a new run with a wider range"
+                )
+                self.shown.message(text)
+                warnings.warn(text, CapoWarning, stacklevel=4)
+                return
 
     # Checkpoints ------------------------------------------------------------------------------------------
 

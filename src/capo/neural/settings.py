@@ -23,6 +23,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self, TypeVar, get_args, get_type_hints
 
+import numpy as np
+
 from capo.errors import CapoError, unknown_name
 
 Network = Literal["auto", "mlp", "conv"]
@@ -91,6 +93,10 @@ class Settings:
     @classmethod
     def _preset(cls, name: str, env_name: str) -> Self:
         raise NotImplementedError
+
+    def value_range(self) -> tuple[float, float] | None:
+        """The least and the greatest value that the critic can have, if its head is a distribution over atoms."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -222,6 +228,9 @@ class RetraceSettings(EpsilonSettings, ActorCriticSettings):
         super().__post_init__()
         check_support(self.v_min, self.v_max, self.atoms)
 
+    def value_range(self) -> tuple[float, float] | None:
+        return (self.v_min, self.v_max) if self.critic == "categorical" else None
+
 
 def check_support(v_min: float, v_max: float, atoms: int) -> None:
     """Raise where there is no room for the atoms."""
@@ -237,6 +246,11 @@ S = TypeVar("S", bound=Settings)
 def is_minatar(env_name: str) -> bool:
     """Whether the environment is a MinAtar game, pgx's or the original."""
     return env_name.startswith(("minatar-", "MinAtar/"))
+
+
+def plain(value: Any) -> Any:
+    """A number of numpy's as one of Python's; anything else as it is."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _hints(cls: type[Settings]) -> dict[str, Any]:
@@ -278,6 +292,7 @@ def _check(name: str, value: Any, hint: Any) -> None:
 
 
 def _parse(name: str, value: Any, hint: Any) -> Any:
+    value = plain(value)
     if get_args(hint):
         return value
     if not isinstance(value, str):

@@ -23,8 +23,11 @@ class Diverged(CapoError):
     """A loss or a parameter is no longer a finite number."""
 
 
-class BadReward(Diverged):
-    """An environment's reward is not a finite number."""
+class BadEnvironment(Diverged):
+    """An environment's reward or observation is not a finite number."""
+
+
+_GIVEN = {"rewards_finite": "a reward", "observations_finite": "an observation"}  # what a learner sees of them
 
 
 @dataclass
@@ -74,6 +77,10 @@ class Training:
         for part in self.parts:
             _check_usable(part)
         self._start(self.parts[0])
+
+    def begun(self) -> list[Part]:
+        """The parts whose training has begun; the first always has."""
+        return [part for part in self.parts if part is self.parts[0] or part.iteration or part.state is not None]
 
     def playable(self, seed: int) -> Part:
         """The part that holds ``seed``, with a state to act on.
@@ -130,7 +137,7 @@ class Training:
         frames = int(self.learner.frames_per_iteration)
         columns = {name: np.asarray(values, np.float64) for name, values in metrics.items()}
         episodes = columns.pop("episodes")
-        for guard in ("finite", "rewards_finite"):  # always 1 in a row that is written
+        for guard in ("finite", *_GIVEN):  # always 1 in a row that is written
             columns.pop(guard, None)
         rows = []
         for index, seed in enumerate(part.seeds):
@@ -156,13 +163,14 @@ class Training:
     def _check_finite(self, part: Part, metrics: Mapping[str, Any], first: int) -> None:
         """Raise if a loss is not finite or the learner saw a parameter that is not."""
         losses = ("actor_loss", "critic_loss", "grad_norm")  # an algorithm without an actor has no first one
-        unpaid = np.asarray(metrics.get("rewards_finite", 1.0)) == 0
-        if unpaid.any():
-            at, index = (int(i) for i in np.argwhere(unpaid)[0])
-            raise BadReward(
-                f"iteration {first + at}, seed {part.seeds[index]}: the environment "
-                f"{self.learner.env.name!r} gave a reward that is not a finite number (nan or infinite)"
-            )
+        for guard, what in _GIVEN.items():
+            wrong = np.asarray(metrics.get(guard, 1.0)) == 0
+            if wrong.any():
+                at, index = (int(i) for i in np.argwhere(wrong)[0])
+                raise BadEnvironment(
+                    f"iteration {first + at}, seed {part.seeds[index]}: the environment "
+                    f"{self.learner.env.name!r} gave {what} that is not a finite number (nan or infinite)"
+                )
         watched = {name: np.asarray(metrics[name]) for name in losses if name in metrics}
         bad = np.asarray(metrics["finite"]) == 0
         for values in watched.values():

@@ -45,6 +45,7 @@ class Record:
         path: the folder or file it was read from.
         env, algorithm, preset: what was trained on what; ``"unknown"`` where the file that says it is lost.
         settings: the algorithm's settings by name.
+        noise: what was added to the environment's name if its rewards were noisy while training.
         frames: of training that were planned for each seed, if known.
         training: curve of each seed, from the episodes that ended while training, smoothed.
         evaluation: curve of each seed, from evaluations during training; empty if there were none.
@@ -65,6 +66,7 @@ class Record:
     algorithm: str = "unknown"
     preset: str = "unknown"
     settings: dict[str, Any] = field(default_factory=dict)
+    noise: str = ""
     frames: int | None = None
     seeds: list[int] = field(default_factory=list)
     training: dict[int, Curve] = field(default_factory=dict)
@@ -164,9 +166,19 @@ def _has_result(run: Path, results: Sequence[Record]) -> bool:
         config = _read_json(run / CONFIG)
     except Unreadable:
         return False
-    key = (config.get("env"), config.get("algorithm"), config.get("preset"))
+    env = config.get("env") or config.get("environment", {}).get("name")
+    key = (env, config.get("algorithm"), config.get("preset"), config.get("frames"), config.get("config"))
     seeds = set(config.get("seeds", ()))
-    return any((one.env, one.algorithm, one.preset) == key and seeds <= set(one.seeds) for one in results)
+    return any(
+        (one.env + one.noise, one.algorithm, one.preset, one.frames, one.settings) == key
+        and seeds <= set(one.seeds)
+        for one in results
+    )
+
+
+def _noise(deviation: float) -> str:
+    """As :class:`capo.envs.noise.NoisyReward` says it."""
+    return f", reward noise {deviation!r}".removesuffix(".0") if deviation else ""
 
 
 def _is_result(file: Path) -> bool:
@@ -399,6 +411,7 @@ def _result_record(file: Path, content: Mapping[str, Any]) -> Record:
         algorithm=content["algorithm"],
         preset=content["preset"],
         settings=dict(content["config"]),
+        noise=_noise(float(content.get("reward_noise", 0.0))),
         frames=int(content["frames_trained"]),
         quick=bool(content["quick"]),
         protocol=[(str(what), str(how)) for what, how in content["protocol"].items()],
