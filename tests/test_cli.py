@@ -157,3 +157,10 @@ def test_readme_interface_holds():
     assert result.certificate().held
     assert len(result.history["iteration"]) == len(result.history["value"]) == len(result.history["gap_bound"])
     assert np.isclose(result.value, 92.274469, atol=1e-5)
+
+
+def test_solve_leaves_the_folder_of_a_training_alone(tmp_path, capsys):
+    (tmp_path / "config.json").write_text("{}")
+    assert cli.main(["solve", "chain:3", "--out", str(tmp_path)]) == 2
+    assert "holds a training run" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]

@@ -4,10 +4,12 @@ import argparse
 import json
 import math
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from capo.cli import main
 from capo.commands import reproduce
 from capo.errors import CapoError
 from capo.experiments import bandit
@@ -157,3 +159,26 @@ def test_csv_round_trip(tmp_path):
 def test_text_table_lines_up():
     lines = text_table("title", ["", "n"], [["one", 1], ["three", 333]]).splitlines()
     assert lines[2:] == ["         n", "-" * 10, "one      1", "three  333", "-" * 10]
+
+
+def test_a_quick_run_never_replaces_a_full_one(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bandit, "run", lambda out, *_, **__: wrote.append(out))
+    monkeypatch.setattr(bandit, "report", lambda _: "")
+    monkeypatch.setattr(bandit, "draw", lambda *_: [])
+    wrote = []
+    assert main(["reproduce", "bandit", "--quick"]) == 0
+    assert wrote == [Path("runs/reproduce/bandit-quick")]
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "summary.json").write_text('{"quick": false}')
+    assert main(["reproduce", "bandit", "--quick", "--out", "full"]) == 2
+    assert "summary.json is of a full run, which --quick would replace" in capsys.readouterr().err
+    assert main(["reproduce", "bandit", "--out", "full"]) == 0
+    assert len(wrote) == 2
+
+
+def test_a_mistake_leaves_no_folder(tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(["reproduce", "minatar", "--games", "breakot", "--out", str(out)]) == 2
+    assert "did you mean 'breakout'" in capsys.readouterr().err
+    assert not out.exists()

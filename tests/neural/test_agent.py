@@ -91,6 +91,16 @@ def test_callbacks_see_the_rows_and_can_stop() -> None:
     assert all(row["episodes"] > 0 and -1 <= row["episode_return"] <= 1 for row in seen)
 
 
+def test_an_agent_says_what_it_is(agent: capo.NCAPO) -> None:
+    assert repr(agent) == f"<NCAPO on {ENV!r}, preset 'default', 2 seeds, 640 frames>"
+
+
+def test_uniform_behaviour_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = {name: value for name, value in TINY.items() if name != "horizon"}
+    capo.OffPAC(ENV, **settings).learn(FRAMES, progress_bar=True)
+    assert "returns shown on the way are of uniform play" in capsys.readouterr().err
+
+
 def test_predict_takes_one_or_many(agent: capo.NCAPO) -> None:
     action, state = agent.predict([1.0], state="kept", deterministic=True)
     assert (np.shape(action), state) == ((), "kept")
@@ -176,7 +186,7 @@ def test_it_learns_and_each_seed_can_be_asked() -> None:
             1,
             0,
         ]
-    with pytest.raises(capo.CapoError, match="seed 0 was not trained: there are 3, 7"):
+    with pytest.raises(capo.CapoError, match="seed 0 is not of this agent: its seeds are 3, 7"):
         agent.use_seed(0)
 
 
@@ -264,8 +274,10 @@ def test_gymnasium_stops_between_seeds_and_goes_on(tmp_path: Path) -> None:
         return not (rows[0]["seed"] == 1 and rows[0]["frames"] == 80)
 
     agent = capo.NCAPO("CartPole-v1", seeds=3, out=out, log_every=80, **CARTPOLE).learn(160, callback=stop)
+    with pytest.warns(capo.CapoWarning, match="left out: 2"):
+        assert agent.evaluate(2).seeds == (0, 1)
     with pytest.raises(capo.CapoError, match="seed 2 has not been trained"):
-        agent.evaluate(2)
+        agent.use_seed(2).predict(np.zeros(4))
     resumed = capo.NCAPO.resume(out)
     resumed.learn(resumed.frames_left)
     assert [row["seed"] for row in metrics(out)] == ["0", "0", "1", "1", "2", "2"]

@@ -9,6 +9,7 @@ import re
 import shutil
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 from helpers_shell import ENV, SET, checkpoint_bits, metrics
@@ -122,6 +123,39 @@ def test_resume_of_a_finished_run_changes_nothing(trained: Path, capsys: pytest.
     assert main(["resume", str(trained)]) == 0
     assert "the run is complete" in capsys.readouterr().err
     assert (checkpoint_bits(trained), metrics(trained), (trained / "evaluation.json").read_text()) == before
+
+
+def test_a_finished_run_can_be_made_longer(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(trained, out)
+    assert main(["resume", str(out), "--frames", "320"]) == 2
+    assert "has 640 frames behind it already" in capsys.readouterr().err
+    assert main(["resume", str(out), "--frames", "800"]) == 0
+    assert "going on at frame 640 of 800" in capsys.readouterr().err
+    assert [row["frames"] for row in read_metrics(out) if row["seed"] == 0][-3:] == [640, 720, 800]
+    config = read_config(out)
+    assert (config["frames"], config["config"]["horizon"]) == (800, 800)
+
+
+def test_a_module_that_registers_an_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", dict(gymnasium.registry))
+    monkeypatch.setattr(gymnasium, "registry", gymnasium.envs.registration.registry)
+    register = "gymnasium.register('Own-v0', Fragile, disable_env_checker=True)"
+    text = f"import gymnasium\nfrom helpers_envs import Fragile\n{register}\n"
+    (tmp_path / "own_games.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    out = str(tmp_path / "run")
+    assert main(["train", "own_games:Own-v0", *SET, "--frames", "32", "--eval-episodes", "1", "--out", out]) == 0
+    assert main(["evaluate", out, "--episodes", "2"]) == 0
+    assert "own_games:Own-v0 after 32 frames: return 3" in capsys.readouterr().out
+    assert main(["train", "no_such_module:Own-v0", "--frames", "32"]) == 2
+    assert "importing no_such_module raised ModuleNotFoundError" in capsys.readouterr().err
+    assert main(["train", "own_games:Other-v0", "--frames", "32"]) == 2
+    assert "unknown environment 'own_games:Other-v0'" in capsys.readouterr().err
 
 
 def test_a_damaged_checkpoint_is_stepped_over_only_if_asked(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -189,7 +190,9 @@ def test_channels_that_come_first_are_said() -> None:
     with pytest.warns(capo.CapoWarning, match=r"\(4, 12, 12\) look like \(channels, height, width\)"):
         capo.NCAPO(env)
     env.observation_space = spaces.Box(0, 255, (12, 12, 4), np.uint8)
-    capo.NCAPO(env)  # pytest makes a warning an error
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        capo.NCAPO(env)
 
 
 @pytest.mark.parametrize("high", [1, 4, 255])

@@ -306,6 +306,24 @@ def test_a_run_is_left_out_only_for_a_result_of_the_same_training(tmp_path: Path
     assert names == ["breakout-ncapo-default.json", "quiet", "shorter", "unlike"]
 
 
+def test_runs_that_are_not_alike_are_said(tmp_path: Path) -> None:
+    make_run(tmp_path / "a")
+    make_result(tmp_path / "b", "breakout", "ppo", 30.0)
+    make_run(tmp_path / "c", algorithm="a2c", evaluated=False)
+    remarks = "\n".join(make_page(tmp_path / "a", tmp_path / "b", tmp_path / "c")["remarks"])
+    assert "different lengths (frames: NCAPO 1,000,000, PPO 10,000,000, A2C 1,000,000)" in remarks
+    assert "measured in different ways: 100 " in remarks
+    assert "; training episodes of the last 10%" in remarks
+    assert "of different" not in "\n".join(make_page(tmp_path / "a")["remarks"])
+
+
+def test_a_curve_of_uniform_play_is_called_so(tmp_path: Path) -> None:
+    settings = {"gamma": 0.99, "behaviour": "uniform", "epsilon_start": 0.0, "epsilon_final": 0.0}
+    make_run(tmp_path / "run", algorithm="offpac", config=settings)
+    protocol = dict(make_page(tmp_path / "run")["environments"][0]["series"][0]["protocol"])
+    assert "all actions are uniform, so this is not the policy that is learnt" in protocol["Training curve"]
+
+
 def test_a_large_picture_is_left_out_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_gif(make_run(tmp_path / "run") / "play.gif")
     monkeypatch.setattr(page, "MAX_GIF", 10)

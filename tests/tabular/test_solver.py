@@ -116,6 +116,12 @@ def test_a_start_with_zeros_can_still_reach_the_optimum():
     assert capo.solve(mdp, init=[[0.0, 1.0]]).converged
 
 
+def test_many_results_print_in_a_line():
+    text = repr(capo.solve_many(capo.mdps.chain(4), 3, iterations=100))
+    assert text.startswith("<ManyResult: 3 seeds x 100 iterations on chain")
+    assert "gap bounds " in text
+
+
 def test_same_seed_same_run_and_solve_many_is_solve():
     mdp = mdps.garnet(6, 3, 3)
     for options in (

@@ -33,8 +33,12 @@ def load_agent(path: Path) -> Agent:
     return load(path)
 
 
-def finish(agent: Agent, frames: int) -> int:
+def finish(agent: Agent, frames: int, horizon: int | None = None) -> int:
     """Train to the end of the run; then evaluate, draw the curve and say where everything is.
+
+    Args:
+        frames: what is left of it.
+        horizon: a new one for the schedules.
 
     Returns:
         0, or 128 + the signal that stopped the run.
@@ -43,7 +47,7 @@ def finish(agent: Agent, frames: int) -> int:
 
     if frames > 0:
         try:
-            agent.learn(frames, progress_bar=True)
+            agent.learn(frames, progress_bar=True, horizon=horizon)
         except Interrupted as stopped:
             name = signal.Signals(stopped.signum).name
             print(

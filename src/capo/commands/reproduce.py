@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
+import json
 import time
 from pathlib import Path
 from typing import Any, cast
@@ -64,7 +66,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--quick", action="store_true", help="fewer seeds and iterations: ends within a minute or two"
     )
     parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="folder for data and figures (default runs/reproduce/EXPERIMENT)"
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="for data and figures (default runs/reproduce/EXPERIMENT, with --quick EXPERIMENT-quick)",
     )
     parser.add_argument(
         "--draw-only",
@@ -119,19 +124,38 @@ def reproduce(options: argparse.Namespace) -> int:
     if options.quick and options.draw_only:
         raise CapoError("--quick and --draw-only exclude each other: drawing computes nothing")
     own = _own_options(options)
-    apart = "-quick" if options.quick and getattr(experiment, "CONTINUES", False) else ""
-    out = options.out or Path("runs", "reproduce", options.experiment + apart)
+    out = options.out or Path("runs", "reproduce", options.experiment + ("-quick" if options.quick else ""))
+    if options.quick:
+        _refuse_full_data(out)
     source = _data_folder(experiment, options.experiment, options.out) if options.draw_only else out
-    prepare_folder(out)
     figures.matplotlib()  # without it nothing could be drawn: better said before minutes of work than after
+    new = not out.exists()
+    prepare_folder(out)
     started = time.perf_counter()
     if not options.draw_only:
-        experiment.run(out, options.quick, progress=True, **own)
+        try:
+            experiment.run(out, options.quick, progress=True, **own)
+        except CapoError:
+            if new:  # a mistake leaves no folder behind, unless there is something in it
+                with contextlib.suppress(OSError):
+                    out.rmdir()
+            raise
         print(f"computed in {time.perf_counter() - started:.0f} s; data in {out}/: {', '.join(experiment.DATA)}\n")
     print(experiment.report(source))
     drawn = experiment.draw(source, out)
     print("\nfigures: " + ", ".join(map(str, drawn)))
     return 0
+
+
+def _refuse_full_data(out: Path) -> None:
+    """Raise if ``out`` holds data of a full run, which a quick one would replace."""
+    for file in sorted(out.glob("*.json")):
+        try:
+            content = json.loads(file.read_bytes())
+        except (OSError, ValueError):
+            continue
+        if isinstance(content, dict) and content.get("quick") is False:
+            raise CapoError(f"{file} is of a full run, which --quick would replace: give another folder as --out")
 
 
 def _own_options(options: argparse.Namespace) -> dict[str, Any]:

@@ -6,11 +6,13 @@ import argparse
 import sys
 from pathlib import Path
 
-from capo.commands.common import finish, formatter
+from capo.commands.common import finish, formatter, positive_integer
+from capo.errors import CapoError
 
 EXAMPLES = """examples:
   capo resume runs/minatar-breakout-ncapo-1
   capo resume runs/breakout --use-previous      the newest checkpoint is damaged: go back one
+  capo resume runs/breakout --frames 3e6        a longer run than was planned, finished or not
 
 On jitted environments the run ends bit for bit as if it had not been stopped. On Gymnasium environments the
 episodes that were under way are lost: they can't be saved, and new ones are started.
@@ -32,6 +34,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         action="store_true",
         help="if the newest checkpoint is damaged, go back to one that is not",
     )
+    parser.add_argument(
+        "--frames",
+        type=positive_integer,
+        metavar="N",
+        help="go on to so many frames in all, with the schedules spread over them (default: the run's own)",
+    )
     parser.set_defaults(run=run)
 
 
@@ -42,9 +50,16 @@ def run(arguments: argparse.Namespace) -> int:
 
     config = read_config(arguments.run_folder)
     agent = algorithm(str(config["algorithm"])).resume(arguments.run_folder, use_previous=arguments.use_previous)
-    total = agent.frames + agent.frames_left
-    where = f"going on at frame {agent.frames:,} of {total:,}" if agent.frames_left else "the run is complete"
+    left, total = agent.frames_left, agent.frames + agent.frames_left
+    if arguments.frames is not None and arguments.frames != total:
+        if arguments.frames <= agent.frames:
+            raise CapoError(
+                f"--frames {arguments.frames:,}: the run has {agent.frames:,} frames behind it already"
+            )
+        left, total = arguments.frames - agent.frames, arguments.frames
+    more = f"; capo resume {arguments.run_folder} --frames N makes it longer"
+    where = f"going on at frame {agent.frames:,} of {total:,}" if left else f"the run is complete{more}"
     print(f"capo: {where}", file=sys.stderr, flush=True)
-    for note in agent.resume_notes(config):
+    for note in agent.resume_notes(config) if left else ():
         print(f"capo: note: {note}", file=sys.stderr, flush=True)
-    return finish(agent, agent.frames_left)
+    return finish(agent, left, horizon=None if left == agent.frames_left else total)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from capo.errors import CapoWarning
+from capo.errors import CapoError, CapoWarning
 from capo.files import prepare_folder, write_atomically, write_json
 from capo.report.figures import matplotlib
 from capo.report.history import draw_history
@@ -98,6 +98,8 @@ def run(options: argparse.Namespace) -> int:
     mdp = mdps.parse(options.mdp, options.gamma)
     if options.out is not None:
         matplotlib()  # so that a missing package is known before the work
+        if any((options.out / name).exists() for name in ("config.json", "metrics.csv")):
+            raise CapoError(f"{options.out}: holds a training run; give another folder as --out")
         prepare_folder(options.out)
     chosen: dict[str, Any] = {name: getattr(options, name) for name in _PASSED_ON}
     with warnings.catch_warnings(record=True) as caught:

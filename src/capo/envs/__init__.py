@@ -54,7 +54,8 @@ def _by_name(name: str) -> Any:
     known = [*minatar.NAMES, *PROBES, *gymnasium_ids()]
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
-    raise CapoError(
-        f"unknown environment {name!r}: {hint}allowed are {', '.join(minatar.NAMES)} and every Gymnasium id"
-        + ("" if gymnasium_ids() else " (with the extra 'gym': pip install 'capo-rl[gym]')")
-    )
+    others = "every Gymnasium id; of a module of its own, 'module:id'" if gymnasium_ids() else _NO_GYMNASIUM
+    raise CapoError(f"unknown environment {name!r}: {hint}allowed are {', '.join(minatar.NAMES)} and {others}")
+
+
+_NO_GYMNASIUM = "every Gymnasium id (with the extra 'gym': pip install 'capo-rl[gym]')"

@@ -139,13 +139,13 @@ class GymEnv:
             return False
         if name.startswith("MinAtar/") and name not in gymnasium.registry:
             _register_minatar()
-        try:
-            if ":" in name:
-                gymnasium.spec(name)
-                return True
-            return name in gymnasium.registry
-        except (gymnasium.error.Error, ImportError):
-            return False
+        module, _, name = name.rpartition(":")
+        if module:
+            try:
+                importlib.import_module(module)  # registers its environments
+            except Exception as error:  # also what the module itself raises
+                raise CapoError(f"{module}:{name}: importing {module} raised {_words(error)}") from error
+        return name in gymnasium.registry
 
     @property
     def fixed_copies(self) -> int | None:

@@ -39,7 +39,6 @@ Part = Literal["game", "chain"]
 PARTS: tuple[str, ...] = get_args(Part)
 
 DATA = ("*.json",)  # of either part; the chain has two CSV files beside its own
-CONTINUES = True
 CHAIN_SUMMARY, CHAIN_RUNS, CHAIN_CURVES = "chain.json", "chain_runs.csv", "chain_curves.csv"
 
 # --- what is changed ------------------------------------------------------------------------------------------

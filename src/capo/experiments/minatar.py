@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from capo.neural.agent import Agent
 
 DATA = ("*-*.json",)
-CONTINUES = True  # a second run goes on with the first: a quick one needs a folder of its own
 ALGORITHMS = tuple(NAMES)
 COLOURS = dict(zip(ALGORITHMS, (figures.HIGHLIGHT, "#0072B2", "#009E73", "#CC79A7", "#E69F00"), strict=True))
 # Of the presets of one algorithm: share of black in its colour, and a marker. Dashed curves are the paper's.

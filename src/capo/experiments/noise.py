@@ -44,7 +44,6 @@ PARTS: tuple[str, ...] = get_args(Part)
 
 DATA = ("*.json",)  # of either part; the tabular one has TABULAR beside its summary.json
 TABULAR = ("tabular_curves.csv", "tabular.csv", "summary.json")
-CONTINUES = True
 
 # --- the tabular part -----------------------------------------------------------------------------------------
 

@@ -103,6 +103,11 @@ class Agent:
         self._predictions = 0
         self._playing = 0
 
+    def __repr__(self) -> str:
+        seeds = f"seed {self.seeds[0]}" if len(self.seeds) == 1 else f"{len(self.seeds)} seeds"
+        what = f"{self.env.name!r}, preset {self.preset!r}, {seeds}, {self.frames:,} frames"
+        return f"<{type(self).__name__} on {what}>"
+
     def _warn_if_channels_first(self) -> None:
         shape = tuple(self.env.observation_shape)
         if len(shape) == 3 and shape[0] < shape[1] == shape[2] and spec_for(self.config, shape, 1).kind == "conv":
@@ -243,6 +248,8 @@ class Agent:
         shown.message(str(learner.describe()))
         if len(training.parts) > 1:
             shown.message(f"{len(training.parts)} seeds, one after another")
+        if getattr(self.config, "behaviour", None) == "uniform":
+            shown.message("it acts uniformly while training: returns shown on the way are of uniform play")
         slow = "cpu" in self._settings().PRESETS and self.preset != "cpu" and is_minatar(self.env.name)
         if slow and jax.default_backend() == "cpu":
             shown.message(
@@ -479,7 +486,7 @@ class Agent:
     def use_seed(self, seed: int) -> Self:
         """Let :meth:`predict` act as the policy of this seed (the first one, unless told)."""
         if seed not in self.seeds:
-            raise CapoError(f"seed {seed} was not trained: there are {', '.join(map(str, self.seeds))}")
+            raise CapoError(f"seed {seed} is not of this agent: its seeds are {', '.join(map(str, self.seeds))}")
         self._playing = self.seeds.index(seed)
         return self
 

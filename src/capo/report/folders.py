@@ -255,6 +255,10 @@ def _take_config(record: Record, config: Mapping[str, Any]) -> None:
 def training_protocol(settings: Mapping[str, Any]) -> str:
     """What a training curve is, in words."""
     how = "mean return of the episodes that ended since the last log point, with the exploration of training"
+    if settings.get("behaviour") == "uniform":
+        return (
+            f"{how}: all actions are uniform, so this is not the policy that is learnt; smoothed over a fiftieth"
+        )
     start, end = settings.get("epsilon_start"), settings.get("epsilon_final")
     if start is not None and end is not None:
         how += f" (epsilon {start:g} to {end:g})"

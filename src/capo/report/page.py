@@ -133,7 +133,7 @@ def page_data(records: Sequence[Record], problems: Sequence[str]) -> JSON:
     """What the page shows, as plain values."""
     series = group(records)
     environments = sorted({one.env for one in series})
-    remarks = [*_version_remarks(records), *_unfinished_remarks(series)]
+    remarks = [*_version_remarks(records), *_unfinished_remarks(series), *_unlike_remarks(environments, series)]
     if any(record.quick for record in records):
         remarks.insert(0, "Results of a --quick run: far too few frames and seeds to conclude anything from.")
     if len(environments) > 1:
@@ -228,6 +228,24 @@ def _unfinished_remarks(series: Sequence[Series]) -> list[str]:
         for one in series
         if not one.finals
     ]
+
+
+def _unlike_remarks(environments: Sequence[str], series: Sequence[Series]) -> list[str]:
+    """Scores that stand side by side but are of trainings of another length, or were measured in another way."""
+    remarks = []
+    for env in environments:
+        own = [one for one in series if one.env == env and one.finals]
+        frames = [_planned(one) for one in own if _planned(one)]
+        if frames and max(frames) > 1.05 * min(frames):
+            lengths = ", ".join(f"{one.label} {_planned(one):,}" for one in own)
+            remarks.append(f"The runs on {env} are of different lengths (frames: {lengths}).")
+        sampled = [
+            record for one in own for record in one.records if one.algorithm != "rainbow"
+        ]  # it has no other way
+        ways = _unique(record.final_how for record in sampled if record.final_how)
+        if len(ways) > 1:
+            remarks.append(f"The final scores on {env} were measured in different ways: {'; '.join(ways)}.")
+    return remarks
 
 
 # --- one environment ------------------------------------------------------------------------------------------

@@ -613,7 +613,7 @@ class _Loop:
 # --- many seeds ------------------------------------------------------------------------------------------------
 
 
-@dataclass
+@dataclass(repr=False)
 class ManyResult:
     """Many seeds of one run.
 
@@ -636,6 +636,11 @@ class ManyResult:
     counts: Ints
     gap_bound: Floats
     seconds: float
+
+    def __repr__(self) -> str:
+        bounds = f"{self.gap_bound.min():.3g} to {self.gap_bound.max():.3g}"
+        what = f"{len(self.seeds)} seeds x {int(self.iteration[-1]):,} iterations on {self.mdp.name}"
+        return f"<ManyResult: {what}, gap bounds {bounds}, {self.seconds:.3g} s>"
 
     @property
     def updates_per_second(self) -> float:

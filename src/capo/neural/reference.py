@@ -1,0 +1,85 @@
+"""The reference of all settings, docs/settings.md, from the sentences under the settings' fields.
+
+python -m capo.neural.reference > docs/settings.md
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import textwrap
+from typing import Any, get_args, get_type_hints
+
+from capo.neural.algorithms import ALGORITHMS
+from capo.neural.settings import Settings
+
+_HEAD = """\
+# Settings
+
+Every setting of every algorithm, with its value in each preset on MinAtar (`minatar-breakout`) and, where another
+applies elsewhere, on other environments (`CartPole-v1`). In Python they are keyword arguments
+(`capo.PPO(env, "default", gamma=0.98)`), on the command line `--set gamma=0.98`. `horizon` is what the first
+`learn` is asked for, unless it is set. Where the values come from is in [algorithms.md](algorithms.md) and
+[neural.md](neural.md). Written by `python -m capo.neural.reference`.
+"""
+_GAME, _OTHER = "minatar-breakout", "CartPole-v1"
+_TITLES = {"ncapo": "NCAPO", "offpac": "Off-PAC", "a2c": "A2C", "ppo": "PPO", "rainbow": "Rainbow"}
+
+
+def sentences(cls: type[Settings]) -> dict[str, str]:
+    """What stands under each field, its own class's words before those of its parents."""
+    found: dict[str, str] = {}
+    for parent in cls.__mro__:
+        if not (dataclasses.is_dataclass(parent) and issubclass(parent, Settings)):
+            continue
+        body = ast.parse(textwrap.dedent(inspect.getsource(parent))).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for field, below in zip(body.body, body.body[1:], strict=False):
+            match field, below:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    found.setdefault(name, " ".join(text.split()))
+    return found
+
+
+def table(name: str) -> str:
+    """The settings of one algorithm as a table in Markdown."""
+    config = ALGORITHMS[name].Config
+    presets = config.PRESETS
+    words, hints = sentences(config), get_type_hints(config)
+    lines = [
+        f"| setting | {' | '.join(f'`{preset}`' for preset in presets)} | `default` elsewhere | meaning |",
+        "|---" * (len(presets) + 3) + "|",
+    ]
+    games = [config.preset(preset, _GAME) for preset in presets]
+    other = config.preset("default", _OTHER)
+    for field in dataclasses.fields(config):
+        values = [getattr(game, field.name) for game in games]
+        elsewhere = getattr(other, field.name)
+        differs = elsewhere != values[presets.index("default")]
+        cells = [*(_show(value) for value in values), _show(elsewhere) if differs else "-"]
+        allowed = "" if not get_args(hints[field.name]) else f" One of {', '.join(get_args(hints[field.name]))}."
+        lines.append(f"| `{field.name}` | {' | '.join(cells)} | {_escape(words[field.name])}{allowed} |")
+    return "\n".join(lines)
+
+
+def _escape(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [_HEAD]
+    for name, title in _TITLES.items():
+        parts.append(f"\n## {title}\n\n`capo.{title.replace('-', '')}`, `--algo {name}`.\n\n{table(name)}\n")
+    return "".join(parts)
+
+
+if __name__ == "__main__":
+    print(page(), end="")
