@@ -235,9 +235,10 @@ def _unlike_remarks(environments: Sequence[str], series: Sequence[Series]) -> li
     remarks = []
     for env in environments:
         own = [one for one in series if one.env == env and one.finals]
-        frames = [_planned(one) for one in own if _planned(one)]
-        if frames and max(frames) > 1.05 * min(frames):
-            lengths = ", ".join(f"{one.label} {_planned(one):,}" for one in own)
+        frames = {one.label: max(record.frames or 0 for record in one.records) for one in own}
+        known = [number for number in frames.values() if number]
+        if known and max(known) > 1.05 * min(known):
+            lengths = ", ".join(f"{label} {number:,}" for label, number in frames.items())
             remarks.append(f"The runs on {env} are of different lengths (frames: {lengths}).")
         sampled = [
             record for one in own for record in one.records if one.algorithm != "rainbow"
