@@ -15,6 +15,7 @@ from helpers_shell import ENV, FRAMES, TINY, TINY_640, bits, metrics
 from PIL import Image
 
 import capo
+import capo.envs.gym
 import capo.neural.agent
 import capo.neural.progress
 import capo.neural.run
@@ -34,7 +35,7 @@ def cartpole() -> capo.NCAPO:
 
 
 @pytest.mark.parametrize(
-    "module", [capo.neural.agent, capo.neural.progress, capo.neural.run, capo.neural.tensorboard]
+    "module", [capo.envs.gym, capo.neural.agent, capo.neural.progress, capo.neural.run, capo.neural.tensorboard]
 )
 def test_examples_in_docstrings(module: Any) -> None:
     result = doctest.testmod(module)

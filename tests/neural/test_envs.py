@@ -14,6 +14,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from helpers_envs import Counting, OneBuffer
 
+import capo
 from capo import envs
 from capo.envs.gym import GymEnv
 from capo.envs.minatar import LOOP_TURNS, NAMES
@@ -94,6 +95,20 @@ def test_an_environment_that_reuses_its_array_does_not_leak_into_the_next_episod
     assert [float(step.successor[0, 0]) for step in steps] == [1, 2, 3, 4, 5, 1]
     assert [float(step.obs[0, 0]) for step in steps] == [1, 2, 3, 4, 0, 1]
     assert [bool(step.truncated[0]) for step in steps] == [False] * 4 + [True, False]
+
+
+def test_arguments_follow_an_id(tmp_path):
+    name = "FrozenLake-v1,map_name=8x8,is_slippery=False"
+    assert envs.make("FrozenLake-v1").observation_shape == (16,)
+    env = envs.make(name)
+    assert (env.name, env.observation_shape) == (name, (64,))
+    assert env._make_one().unwrapped.spec.kwargs["is_slippery"] is False
+    for wrong, message in (("map_name", "as in FrozenLake-v1,map_name=8x8"), ("no_such=1", "no_such")):
+        with pytest.raises(CapoError, match=message):
+            envs.make(f"FrozenLake-v1,{wrong}")
+    settings = {"n_envs": 2, "rollout_length": 2, "width": 8, "gradient_steps": 1, "replay_rollouts": 32}
+    agent = capo.NCAPO(name, out=tmp_path / "run", **settings).learn(4)
+    assert capo.NCAPO.resume(tmp_path / "run").env.name == agent.env.name == name
 
 
 def test_gymnasium_spaces_are_encoded():

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib
+import json
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -83,9 +84,9 @@ class HostEnvs(Protocol):
 class GymEnv:
     """A Gymnasium environment with discrete actions.
 
-    Made from an id (as many copies as wanted), a ``gymnasium.Env`` (that one object is stepped) or a vector
-    environment (its copies are stepped). Box observations keep their dtype (float64 becomes float32),
-    Discrete ones become one-hot and MultiBinary ones booleans.
+    Made from an id, also ``module:id,argument=value,...`` (as many copies as wanted), a ``gymnasium.Env`` (that
+    one object is stepped) or a vector environment (its copies are stepped). Box observations keep their dtype
+    (float64 becomes float32), Discrete ones become one-hot and MultiBinary ones booleans.
 
     The inner state of a Gymnasium environment cannot be saved: a resumed run starts new episodes, with
     environment seeds that depend on the run's seed and the iteration it resumes at.
@@ -132,14 +133,14 @@ class GymEnv:
 
     @staticmethod
     def knows(name: str) -> bool:
-        """Whether ``name`` is a Gymnasium id (``module:id`` included)."""
+        """Whether ``name`` is a Gymnasium id, with or without a module before it and arguments behind it."""
         try:
             import gymnasium
         except ImportError:
             return False
         if name.startswith("MinAtar/") and name not in gymnasium.registry:
             _register_minatar()
-        module, _, name = name.rpartition(":")
+        module, _, name = _split(name)[0].rpartition(":")
         if module:
             try:
                 importlib.import_module(module)  # registers its environments
@@ -199,8 +200,9 @@ class GymEnv:
         import gymnasium
 
         if isinstance(self._source, str):
+            name, arguments = _split(self._source)
             try:
-                return gymnasium.make(self._source, **more)
+                return gymnasium.make(name, **{**arguments, **more})
             except Exception as error:  # also what the environment's own constructor raises
                 raise CapoError(f"Gymnasium cannot make {self._source!r}: {_words(error)}") from error
         if self._vector:
@@ -211,6 +213,25 @@ class GymEnv:
 
 
 _SPACES = ("observation_space", "action_space")
+
+
+def _split(name: str) -> tuple[str, dict[str, Any]]:
+    """An id and the arguments behind it.
+
+    >>> _split("FrozenLake-v1,map_name=8x8,is_slippery=false")
+    ('FrozenLake-v1', {'map_name': '8x8', 'is_slippery': False})
+    """
+    name, *parts = name.split(",")
+    arguments = {}
+    for part in parts:
+        key, equals, text = part.partition("=")
+        if not equals or not key.isidentifier():
+            raise CapoError(f"{part!r}: behind a Gymnasium id come arguments, as in FrozenLake-v1,map_name=8x8")
+        try:
+            arguments[key] = json.loads(text)
+        except ValueError:
+            arguments[key] = {"True": True, "False": False, "None": None}.get(text, text)
+    return name, arguments
 
 
 class Watched(NamedTuple):
