@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from helpers_envs import Coin
+from helpers_envs import Coin, Fragile
 from helpers_shell import ENV, FRAMES, TINY, TINY_640, bits, metrics
 from PIL import Image
 
@@ -20,6 +20,7 @@ import capo.neural.agent
 import capo.neural.progress
 import capo.neural.run
 import capo.neural.tensorboard
+from capo.neural.run import read_metrics
 
 CARTPOLE: dict[str, Any] = TINY | {"horizon": 640}
 
@@ -163,6 +164,39 @@ def test_evaluating_on_the_way_compiles_once() -> None:
         ((2, 5), frames) for frames in range(160, 641, 160)
     ]
     assert agent._training.learner._evaluate_spread._cache_size() == 1  # type: ignore[union-attr]
+
+
+def test_evaluations_on_the_way_change_nothing_else(tmp_path: Path) -> None:
+    settings = TINY_640 | {"seeds": 2, "log_every": 80}
+    plain = capo.NCAPO(ENV, out=tmp_path / "plain", **settings).learn(640)
+    tests: dict[str, Any] = {"eval_every": 200, "eval_episodes": 3}
+    agent = capo.NCAPO(ENV, out=tmp_path / "tested", **settings, **tests).learn(640)
+    assert bits(agent) == bits(plain)
+    rows = read_metrics(tmp_path / "tested")
+    scores = {(row["frames"], row["seed"]): row["evaluation_return"] for row in rows}
+    assert {frames for (frames, _), score in scores.items() if score == score} == {240, 400, 640}
+    np.testing.assert_allclose([scores[640, 0], scores[640, 1]], agent.evaluate(3).returns.mean(axis=1), rtol=1e-6)
+    assert [row | {"evaluation_return": 0} for row in metrics(tmp_path / "tested")] == [
+        row | {"evaluation_return": 0} for row in metrics(tmp_path / "plain")
+    ]
+    # Stopped and resumed, it is the same run.
+    capo.NCAPO(ENV, out=tmp_path / "cut", **settings, **tests).learn(
+        640, callback=lambda _, rows: rows[0]["frames"] < 320
+    )
+    resumed = capo.NCAPO.resume(tmp_path / "cut")
+    resumed.learn(resumed.frames_left)
+    assert bits(resumed) == bits(agent)
+    assert metrics(tmp_path / "cut") == metrics(tmp_path / "tested")
+
+
+def test_an_evaluation_on_the_way_that_fails_costs_no_rows(tmp_path: Path) -> None:
+    env = Fragile(copies=False)  # is played itself
+    agent = capo.NCAPO(env, out=tmp_path / "run", log_every=16, eval_every=32, eval_episodes=1, **TINY_640)
+    env.breaks_at = 33
+    with pytest.raises(capo.CapoError, match="in the evaluation: its step raised RuntimeError"):
+        agent.learn(640)
+    assert [row["frames"] for row in read_metrics(tmp_path / "run")] == [16, 32]
+    assert agent.learn(16).frames == 48
 
 
 def test_the_same_seed_of_an_evaluation_plays_on_after_loading(agent: capo.NCAPO, tmp_path: Path) -> None:

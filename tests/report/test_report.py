@@ -17,7 +17,8 @@ from made_runs import FRAMES, VERSIONS, make_gif, make_result, make_run
 
 from capo import CapoError
 from capo.cli import main
-from capo.report import folders, page, paper
+from capo.neural.run import read_metrics
+from capo.report import curve, folders, page, paper
 
 
 def shown(html: str) -> dict[str, Any]:
@@ -304,6 +305,26 @@ def test_a_run_is_left_out_only_for_a_result_of_the_same_training(tmp_path: Path
     found = folders.read([tmp_path])[0]
     names = sorted(record.path.name for record in found)
     assert names == ["breakout-ncapo-default.json", "quiet", "shorter", "unlike"]
+
+
+def test_evaluations_on_the_way_are_a_curve_and_the_last_one_the_score(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", seeds=[0, 1], rows=4, evaluated=False, eval_every=500_000, eval_episodes=7)
+    header, *lines = (run / "metrics.csv").read_text().splitlines()
+    scores = ["", "10", "", "20", "", "30", "", "50"]
+    lines = [f"{line},{score}" for line, score in zip(lines, scores, strict=True)]
+    (run / "metrics.csv").write_text("\n".join([f"{header},evaluation_return", *lines]) + "\n")
+    record = folders.read_run(run)
+    assert {seed: [list(part) for part in curve] for seed, curve in record.evaluation.items()} == {
+        0: [[500_000, 1_000_000], [10, 20]],
+        1: [[500_000, 1_000_000], [30, 50]],
+    }
+    assert record.finals == {0: 20.0, 1: 50.0}
+    assert record.final_how == "7 whole episodes of each seed, actions sampled from the policy, no epsilon"
+    assert "evaluation" in make_page(run)["environments"][0]["series"][0]["curves"]
+    rows = read_metrics(run)
+    assert curve.draw_curve(rows, tmp_path / "curve.png", "").stat().st_size > 10_000
+    alone = [row for row in rows if row["seed"] == 0 or row["frames"] < 500_000]  # no evaluation of both seeds
+    assert curve.draw_curve(alone, tmp_path / "curve.png", "").stat().st_size > 10_000
 
 
 def test_runs_that_are_not_alike_are_said(tmp_path: Path) -> None:

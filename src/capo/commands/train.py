@@ -21,7 +21,10 @@ FRAMES_HOST = 200_000  # the same where Gymnasium steps the environment
 # Arguments that are options of their own, by the name that one may try to --set.
 OPTIONS = {
     **{name: f"--{name}" for name in ("seed", "seeds", "preset", "frames", "out", "keep", "algo")},
-    **{name: f"--{name.replace('_', '-')}" for name in ("checkpoint_every", "log_every", "eval_episodes")},
+    **{
+        name: f"--{name.replace('_', '-')}"
+        for name in ("checkpoint_every", "log_every", "eval_every", "eval_episodes")
+    },
     "algorithm": "--algo",
     "env": "ENV, the first argument",
 }
@@ -32,6 +35,7 @@ EXAMPLES = """examples:
   capo train minatar-breakout --algo ppo --preset paper --seeds 10 --frames 1e7
   capo train CartPole-v1 --frames 200000 --seeds 3 --set gamma=0.98 --set width=128
   capo train minatar-asterix --preset paper --checkpoint-every 500000 --keep 2
+  capo train CartPole-v1 --frames 100000 --eval-every 10000 --eval-episodes 20
 
 Ctrl-C (or SIGTERM) stops at the next log point with a checkpoint; `capo resume DIR` goes on from there.
 """
@@ -85,7 +89,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         type=int,
         default=100,
         metavar="N",
-        help="episodes of the final evaluation (default: 100; 0: none)",
+        help="episodes of an evaluation (default: 100; 0: none)",
+    )
+    parser.add_argument(
+        "--eval-every",
+        type=positive_integer,
+        metavar="N",
+        help="evaluate on the way too, every N frames (default: at the end only)",
     )
     parser.set_defaults(run=run)
 
@@ -94,6 +104,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Train, evaluate, draw the curve, say where everything is."""
     if arguments.eval_episodes < 0:
         raise CapoError(f"--eval-episodes {arguments.eval_episodes}: give 0 (no evaluation) or more")
+    if arguments.eval_every and not arguments.eval_episodes:
+        raise CapoError("--eval-every needs episodes: --eval-episodes 0 is no evaluation at all")
     settings = parse_settings(arguments.set)
     from capo.envs import is_jitted
     from capo.neural.agent import algorithm
@@ -110,6 +122,8 @@ def run(arguments: argparse.Namespace) -> int:
         checkpoint_every=arguments.checkpoint_every,
         keep=arguments.keep,
         log_every=arguments.log_every,
+        eval_every=arguments.eval_every,
+        eval_episodes=arguments.eval_episodes or 100,
         **settings,
     )
     agent.extra["eval_episodes"] = arguments.eval_episodes  # a resumed run ends in the same way

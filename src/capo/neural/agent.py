@@ -31,7 +31,7 @@ from capo.neural.host import check_copies
 from capo.neural.networks import spec_for
 from capo.neural.progress import Reporter, reporter
 from capo.neural.run import CHECKPOINTS, CONFIG, METRICS, Interval, RunFolder, check_new, read_config
-from capo.neural.session import Session
+from capo.neural.session import Session, Tests
 from capo.neural.settings import Settings, is_minatar, override, plain
 from capo.neural.training import Part, Rows, Training
 from capo.provenance import provenance, versions
@@ -60,6 +60,8 @@ class Agent:
         checkpoint_every: str | int | Interval = "60s",
         keep: int = 3,
         log_every: int | None = None,
+        eval_every: int | None = None,
+        eval_episodes: int = 100,
         **settings: Any,
     ) -> None:
         """An agent that has learned nothing yet.
@@ -75,6 +77,9 @@ class Agent:
             checkpoint_every: ``"60s"`` or a number of frames; only with ``out``.
             keep: how many checkpoints to keep.
             log_every: frames between two log points, rounded to whole iterations.
+            eval_every: frames between two evaluations on the way, each at the next log point, and one at the end
+                of every :meth:`learn`; they are a column of metrics.csv. None: no evaluations on the way.
+            eval_episodes: of each of those evaluations.
             **settings: settings that replace the preset's, by name.
         """
         self.seeds = _seeds(seed, seeds)
@@ -97,6 +102,8 @@ class Agent:
         self.checkpoint_every = Interval.parse(checkpoint_every)
         self.keep = CheckpointStore(Path(), keep).keep
         self._log_every_frames = None if log_every is None else whole("log_every", log_every)
+        self.eval_every = None if eval_every is None else whole("eval_every", eval_every)
+        self.eval_episodes = whole("eval_episodes", eval_episodes)
         self._horizon_set = "horizon" in settings
         self._training: Training | None = None
         self._run_exists = False
@@ -213,10 +220,21 @@ class Agent:
             stack.callback(shown.close)
             self._introduce(shown, training, int(frames), progress_bar)
             self._warn_if_idle(shown, training, iterations * per_iteration, per_iteration)
-            session = Session(training, run, shown, self.checkpoint_every, self._content)
+            session = Session(training, run, shown, self.checkpoint_every, self._content, self._tests())
             session.start(new_plan=before != (training.target, self.config))
             session.train(None if callback is None else partial(callback, self))
         return self
+
+    def _tests(self) -> Tests | None:
+        """The evaluations on the way; the last one is :meth:`evaluate`'s, episode by episode."""
+        if self.eval_every is None:
+            return None
+
+        def returns(part: Part) -> Any:
+            key = _key(0, EVALUATE_STREAM)
+            return _play(self._ready().learner, part, key, self.eval_episodes, deterministic=False)
+
+        return Tests(self.eval_every, returns)
 
     def _ready(self) -> Training:
         """The training, made at its first use."""
@@ -297,6 +315,8 @@ class Agent:
             "frames_per_iteration": per_iteration,
             "log_every": training.log_every * per_iteration,
             "checkpoint_every": str(self.checkpoint_every),
+            "eval_every": self.eval_every,
+            "eval_episodes": self.eval_episodes,
             "keep": self.keep,
             "start_frames": training.iteration * per_iteration,
             "extra": self.extra,
@@ -412,6 +432,7 @@ class Agent:
             warnings.warn(text, CapoWarning, stacklevel=2)
         agent.out, agent._run_exists = path, True
         agent.checkpoint_every, agent.keep = Interval.parse(config["checkpoint_every"]), int(config["keep"])
+        agent.eval_every, agent.eval_episodes = config.get("eval_every"), int(config.get("eval_episodes", 100))
         agent.extra = dict(config["extra"])
         return agent
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import shutil
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,21 @@ from capo.neural.progress import Reporter
 from capo.neural.run import Interrupted, Interrupts, Interval, RunFolder
 from capo.neural.training import BadEnvironment, Diverged, Part, Rows, Training
 
+SCORE = "evaluation_return"  # the column of the evaluations on the way
+
+
+@dataclass(frozen=True)
+class Tests:
+    """Evaluations on the way.
+
+    Attributes:
+        every: frames between two of them.
+        returns: of a part's policies as they are: (seeds, episodes).
+    """
+
+    every: int
+    returns: Callable[[Part], Any]
+
 
 class Session:
     """Advances a training to its target: logs, shows, checkpoints, and stops if asked.
@@ -30,6 +47,7 @@ class Session:
         shown: where progress is shown.
         every: how often to checkpoint.
         content: makes a checkpoint's plain part from the lengths of the logs.
+        tests: the evaluations on the way, if there are any.
     """
 
     def __init__(
@@ -39,9 +57,10 @@ class Session:
         shown: Reporter,
         every: Interval,
         content: Callable[[Mapping[str, Any]], dict[str, Any]],
+        tests: Tests | None = None,
     ) -> None:
         self.training, self.run, self.shown = training, run, shown
-        self.every, self._content = every, content
+        self.every, self._content, self._tests = every, content, tests
         self.last: Path | None = None  # the newest checkpoint
         self._saved_at, self._saved_frames = time.monotonic(), -1
         self._at_the_edge = False  # whether the user was told
@@ -78,9 +97,13 @@ class Session:
         for part in training.parts:
             while part.iteration < training.target:
                 self._stop_if_asked(interrupts, part)
+                before = part.iteration
                 rows = self._advance(part)
-                if self.run is not None:
-                    self.run.log(rows)
+                try:
+                    self._test(part, rows, before)
+                finally:  # an evaluation that fails costs no rows
+                    if self.run is not None:
+                        self.run.log(rows)
                 self._show(rows)
                 self._warn_at_the_edge(rows)
                 if callback is not None and _is_false(callback(rows)):
@@ -89,6 +112,20 @@ class Session:
                 if part.iteration >= training.target or self._due():
                     self._checkpoint()
         self._stop_if_asked(interrupts, training.parts[-1])
+
+    def _test(self, part: Part, rows: Rows, before: int) -> None:
+        """Play the policies if it is time to, since iteration ``before``, and put their scores into the rows."""
+        if self._tests is None:
+            return
+        for row in rows:
+            row[SCORE] = math.nan
+        per_iteration, every = int(self.training.learner.frames_per_iteration), self._tests.every
+        due = part.iteration * per_iteration // every > before * per_iteration // every
+        if due or part.iteration >= self.training.target:
+            for row, returns in zip(rows, np.asarray(self._tests.returns(part)), strict=True):
+                row[SCORE] = float(np.mean(returns, dtype=np.float64))
+            mean = float(np.mean([row[SCORE] for row in rows]))
+            self.shown.message(f"evaluation at frame {int(rows[0]['frames']):,}: return {mean:.4g}")
 
     def _compile(self) -> None:
         learner = self.training.learner

@@ -81,7 +81,15 @@ def draw_curve(rows: Sequence[dict[str, float]], path: Path, title: str) -> Path
         mean = np.where(known, stacked, 0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
         mean = np.where(known.all(axis=0), mean, np.nan)  # a mean over some seeds only would jump
         axes.plot(frames, mean, color="tab:blue", lw=2, label=f"mean of {len(curves)} seeds")
-    axes.set(title=title, xlabel="frames", ylabel="episode return while training")
+    tested: dict[float, list[float]] = {}
+    for row in rows:
+        if not np.isnan(row.get("evaluation_return", np.nan)):
+            tested.setdefault(row["frames"], []).append(row["evaluation_return"])
+    points = sorted((frame, np.mean(scores)) for frame, scores in tested.items() if len(scores) == len(curves))
+    if points:
+        axes.plot(*zip(*points, strict=True), "o-", color="tab:orange", ms=4, label="evaluation")
+    what = "episode return" if points else "episode return while training"
+    axes.set(title=title, xlabel="frames", ylabel=what)
     axes.xaxis.set_major_formatter(lambda value, _: _short(value))
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)

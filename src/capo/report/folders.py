@@ -25,6 +25,7 @@ from capo.report.curve import smooth
 
 FORMAT = 1  # of the results files of `capo reproduce minatar`
 CONFIG, METRICS, EVALUATION = "config.json", "metrics.csv", "evaluation.json"
+SCORE = "evaluation_return"  # the column of metrics.csv with evaluations on the way
 GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
 STICKY = 0.1  # MinAtar's own
 LAST = 0.1  # share of training that stands for its end where there is no evaluation
@@ -208,6 +209,9 @@ def read_run(path: Path) -> Record:
         record.training[seed] = (frames, smooth(returns))
         if record.frames and frames[-1] < record.frames:
             record.unfinished[seed] = int(frames[-1])
+        tested = [row for row in rows if int(row["seed"]) == seed and math.isfinite(row.get(SCORE, math.nan))]
+        if tested:
+            record.evaluation[seed] = (_column(tested, "frames"), _column(tested, SCORE))
     record.seeds = record.seeds or sorted(record.training)
     for seed in record.seeds:
         if seed not in record.training and rows:
@@ -221,6 +225,10 @@ def read_run(path: Path) -> Record:
         record.facts.insert(0, ("training took", duration(seconds)))
     _take_evaluation(record, raw)
     return record
+
+
+def _column(rows: Sequence[Mapping[str, float]], name: str) -> NDArray[np.float64]:
+    return np.array([row[name] for row in rows])
 
 
 def _stopped(last: int, planned: int | None) -> str:
@@ -250,6 +258,9 @@ def _take_config(record: Record, config: Mapping[str, Any]) -> None:
         ("Training curve", training_protocol(record.settings)),
         ("Sticky actions", sticky(record.env)),
     ]
+    if config.get("eval_every"):
+        how = {"deterministic": record.algorithm == "rainbow", "episodes_per_seed": config.get("eval_episodes")}
+        record.protocol.append(("Evaluation curve", evaluation_protocol(how)))
 
 
 def training_protocol(settings: Mapping[str, Any]) -> str:
@@ -344,6 +355,12 @@ def _take_evaluation(record: Record, raw: Mapping[int, Curve]) -> None:
             record.problem(EVALUATION, f"{error}; the end of training stands for it")
     except (KeyError, TypeError, ValueError):
         record.problem(EVALUATION, "was written by another version of capo; the end of training stands for it")
+    tested = {seed: curve for seed, curve in record.evaluation.items() if curve[0][-1] == raw[seed][0][-1]}
+    if finished and all(seed in tested for seed in finished):
+        record.finals = {seed: float(tested[seed][1][-1]) for seed in finished}
+        record.final_how = dict(record.protocol).get("Evaluation curve", "")
+        record.protocol.append(("Final score", record.final_how))
+        return
     for seed in finished:
         frames, returns = raw[seed]
         end = returns[(frames > (1 - LAST) * frames[-1]) & ~np.isnan(returns)]
