@@ -47,6 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settings = [text for text in unknown if re.match(r"\w+=", text)] if hasattr(options, "set") else []
         hint = f" (for each setting a --set: {' '.join(f'--set {text}' for text in settings)})" if settings else ""
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    if "" not in sys.path and os.curdir not in sys.path:
+        sys.path.append(os.curdir)  # a script finds the modules beside it, for environments called module:id
     try:
         return int(options.run(options))
     except CapoError as error:

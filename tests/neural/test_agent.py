@@ -302,6 +302,23 @@ def test_an_environment_object_is_watched_itself(tmp_path: Path) -> None:
         agent.watch(tmp_path / "play.gif", per_second=0)
 
 
+def test_an_environment_that_can_not_be_copied_trains_on_after_being_watched(tmp_path: Path) -> None:
+    env = Fragile(copies=False)
+    agent = capo.NCAPO(env, **TINY_640).learn(FRAMES)
+    assert agent.watch(tmp_path / "play.gif")[0] > 0
+    resets = env.resets
+    assert agent.learn(FRAMES).frames == 2 * FRAMES
+    assert env.resets > resets, "new episodes"
+
+
+def test_one_of_a_vector_is_watched_and_evaluated(tmp_path: Path) -> None:
+    vector = gymnasium.make_vec("CartPole-v1", num_envs=2, max_episode_steps=3)
+    settings = {name: value for name, value in TINY.items() if name != "n_envs"}
+    agent = capo.NCAPO(vector, **settings)
+    assert agent.watch(tmp_path / "play.gif") == [3.0]
+    assert agent.evaluate(2).mean == 3.0
+
+
 def test_gymnasium_stops_between_seeds_and_goes_on(tmp_path: Path) -> None:
     out = tmp_path / "run"
 

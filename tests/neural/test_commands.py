@@ -7,12 +7,15 @@ import json
 import math
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
-from helpers_shell import ENV, SET, checkpoint_bits, metrics
+from helpers_shell import ENV, SET, TINY, checkpoint_bits, metrics
 
 import capo
 from capo.cli import main
@@ -137,6 +140,34 @@ def test_a_finished_run_can_be_made_longer(
     assert [row["frames"] for row in read_metrics(out) if row["seed"] == 0][-3:] == [640, 720, 800]
     config = read_config(out)
     assert (config["frames"], config["config"]["horizon"]) == (800, 800)
+
+
+def test_a_longer_run_is_of_whole_iterations_and_even_seeds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert main([*TRAIN, "--frames", "630", "--out", str(out)]) == 0  # rounded up to 640
+    assert main(["resume", str(out), "--frames", "630"]) == 0
+    assert "the run is complete; capo resume" in capsys.readouterr().err
+    settings: dict[str, Any] = TINY | {"horizon": 640, "log_every": 32}
+    uneven = capo.NCAPO("CartPole-v1", seeds=2, out=tmp_path / "uneven", **settings)
+    uneven.learn(64, callback=lambda _, rows: rows[0]["frames"] < 64)
+    assert main(["resume", str(tmp_path / "uneven"), "--frames", "128"]) == 2
+    assert "seeds are at different frames: first finish" in capsys.readouterr().err
+    assert len(uneven._training.parts) == 2  # type: ignore[union-attr]
+
+
+def test_a_module_of_the_current_folder(tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text("raise RuntimeError('beside was found')\n")
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; sys.path.remove(''); from capo.cli import main; main(sys.argv[1:])",
+    ]
+    done = subprocess.run(
+        [*command, "train", "beside:X-v0"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert "importing beside raised RuntimeError: beside was found" in done.stderr
 
 
 def test_a_module_that_registers_an_environment(

@@ -9,7 +9,6 @@ import pytest
 
 from capo.errors import CapoError
 from capo.neural import reference
-from capo.neural.algorithms import by_name
 from capo.neural.config import PRESETS, NCAPOConfig, override, preset
 
 
@@ -88,10 +87,3 @@ def test_unknown_preset():
 def test_the_reference_of_settings_is_up_to_date() -> None:
     page = Path(__file__).parents[2] / "docs" / "settings.md"
     assert page.read_text() == reference.page(), "python -m capo.neural.reference > docs/settings.md"
-
-
-def test_a_batch_is_no_larger_than_the_replay() -> None:
-    for algorithm, kept in (("ncapo", "replay_rollouts"), ("rainbow", "replay_transitions")):
-        config = by_name(algorithm).Config.preset("default")
-        with pytest.raises(CapoError, match=f"batch_size=1000000 is more than the replay holds .{kept}="):
-            override(config, {"batch_size": 1_000_000})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from helpers_envs import Numbers
 from helpers_shell import ENV, FRAMES, TINY, TINY_640, bits
 
 import capo
+from capo.neural import session
 from capo.neural.session import Session
 
 
@@ -47,6 +49,22 @@ def test_a_plan_that_is_refused_is_forgotten(tmp_path: Path) -> None:
     agent.out = tmp_path / "another"
     agent.learn(20 * FRAMES)
     assert (agent.config.horizon, other.config.horizon) == (20 * FRAMES, FRAMES)
+
+
+def test_a_plan_that_the_disk_refuses_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = capo.NCAPO(ENV, out=tmp_path / "run", **TINY)
+    with monkeypatch.context() as patch:
+        patch.setattr(session.shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
+        with pytest.raises(capo.CapoError, match="the disk has 0 MB left"):
+            agent.learn(40 * FRAMES)
+    assert agent.learn(2 * FRAMES).config.horizon == 2 * FRAMES
+
+
+def test_a_batch_larger_than_the_replay_is_said() -> None:
+    with pytest.warns(
+        capo.CapoWarning, match=r"batch_size=64 is more than the replay holds \(replay_rollouts=32\)"
+    ):
+        capo.NCAPO(ENV, **TINY_640 | {"batch_size": 64}).learn(FRAMES)
 
 
 def cartpoles(n: int) -> Any:

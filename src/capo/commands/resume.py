@@ -51,12 +51,15 @@ def run(arguments: argparse.Namespace) -> int:
     config = read_config(arguments.run_folder)
     agent = algorithm(str(config["algorithm"])).resume(arguments.run_folder, use_previous=arguments.use_previous)
     left, total = agent.frames_left, agent.frames + agent.frames_left
-    if arguments.frames is not None and arguments.frames != total:
-        if arguments.frames <= agent.frames:
+    wanted = total if arguments.frames is None else agent.whole_iterations(arguments.frames)
+    if wanted != total:
+        if wanted <= agent.frames:
+            raise CapoError(f"--frames {wanted:,}: the run has {agent.frames:,} frames behind it already")
+        if agent.uneven:
             raise CapoError(
-                f"--frames {arguments.frames:,}: the run has {agent.frames:,} frames behind it already"
+                f"its seeds are at different frames: first finish it, capo resume {arguments.run_folder}"
             )
-        left, total = arguments.frames - agent.frames, arguments.frames
+        left, total = wanted - agent.frames, wanted
     more = f"; capo resume {arguments.run_folder} --frames N makes it longer"
     where = f"going on at frame {agent.frames:,} of {total:,}" if left else f"the run is complete{more}"
     print(f"capo: {where}", file=sys.stderr, flush=True)

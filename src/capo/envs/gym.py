@@ -206,13 +206,19 @@ class GymEnv:
             except Exception as error:  # also what the environment's own constructor raises
                 raise CapoError(f"Gymnasium cannot make {self._source!r}: {_words(error)}") from error
         if self._vector:
-            if self._source.spec is None:
+            spec = self._source.spec
+            if spec is None:
                 raise CapoError("this vector environment does not say what it is made of")
-            return gymnasium.make(self._source.spec.id, **{**self._source.spec.kwargs, **more})
+            own = {name: value for name, value in spec.kwargs.items() if name not in _OF_VECTORS}
+            try:
+                return gymnasium.make(spec.id, **{**own, **more})
+            except Exception as error:
+                raise CapoError(f"Gymnasium cannot make one {spec.id!r} of its vector: {_words(error)}") from error
         return copy.deepcopy(self._source)
 
 
 _SPACES = ("observation_space", "action_space")
+_OF_VECTORS = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers")  # arguments of make_vec alone
 
 
 def _split(name: str) -> tuple[str, dict[str, Any]]:

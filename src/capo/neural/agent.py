@@ -155,6 +155,16 @@ class Agent:
         )
 
     @property
+    def uneven(self) -> bool:
+        """Whether some seeds are further than others: those that are trained in turn, if they were stopped."""
+        return self._training is not None and len({part.iteration for part in self._training.parts}) > 1
+
+    def whole_iterations(self, frames: int) -> int:
+        """``frames`` rounded up to whole iterations, as :meth:`learn` does."""
+        per_iteration = int(self._ready().learner.frames_per_iteration)
+        return -(-frames // per_iteration) * per_iteration
+
+    @property
     def wall_seconds(self) -> float:
         """Seconds spent training, over all seeds and sessions; compiling and evaluating don't count."""
         return 0.0 if self._training is None else self._training.elapsed
@@ -201,27 +211,27 @@ class Agent:
         training = self._ready()
         training.start()  # says so if there is no state to go on from, before anything is written
         per_iteration = int(training.learner.frames_per_iteration)
-        iterations = -(-int(frames) // per_iteration)
+        iterations = self.whole_iterations(int(frames)) // per_iteration
         before = (training.target, self.config)
         plan = (training.learner, training.target, training.log_every, self.config, self._horizon_set)
-        self._set_horizon(training, iterations * per_iteration, horizon)
-        if training.target == 0:  # the first plan; a resumed run keeps its log points, also at frame 0
-            training.log_every = self._log_every_iterations(iterations, per_iteration)
-        training.target = training.iteration + iterations
         with ExitStack() as stack:
             try:
+                self._set_horizon(training, iterations * per_iteration, horizon)
+                if training.target == 0:  # the first plan; a resumed run keeps its log points, also at frame 0
+                    training.log_every = self._log_every_iterations(iterations, per_iteration)
+                training.target = training.iteration + iterations
                 run = self._open_run(training)
+                if run is not None:
+                    stack.callback(run.close)
+                shown = reporter(training.target * per_iteration * len(training.parts), progress_bar)
+                stack.callback(shown.close)
+                self._introduce(shown, training, int(frames), progress_bar)
+                self._warn_if_idle(shown, training, iterations * per_iteration, per_iteration)
+                session = Session(training, run, shown, self.checkpoint_every, self._content, self._tests())
+                session.start(new_plan=before != (training.target, self.config))
             except BaseException:  # nothing was trained: the next call makes its own plan
                 training.learner, training.target, training.log_every, self.config, self._horizon_set = plan
                 raise
-            if run is not None:
-                stack.callback(run.close)
-            shown = reporter(training.target * per_iteration * len(training.parts), progress_bar)
-            stack.callback(shown.close)
-            self._introduce(shown, training, int(frames), progress_bar)
-            self._warn_if_idle(shown, training, iterations * per_iteration, per_iteration)
-            session = Session(training, run, shown, self.checkpoint_every, self._content, self._tests())
-            session.start(new_plan=before != (training.target, self.config))
             session.train(None if callback is None else partial(callback, self))
         return self
 
@@ -268,6 +278,7 @@ class Agent:
             shown.message(f"{len(training.parts)} seeds, one after another")
         if getattr(self.config, "behaviour", None) == "uniform":
             shown.message("it acts uniformly while training: returns shown on the way are of uniform play")
+        self._warn_if_repeating(shown)
         slow = "cpu" in self._settings().PRESETS and self.preset != "cpu" and is_minatar(self.env.name)
         if slow and jax.default_backend() == "cpu":
             shown.message(
@@ -281,6 +292,18 @@ class Agent:
             shown.message(text)
             if not visible:
                 warnings.warn(text, CapoWarning, stacklevel=3)
+
+    def _warn_if_repeating(self, shown: Reporter) -> None:
+        """Say so if a batch is larger than the whole replay, which holds a whole iteration at least."""
+        config = self.config
+        for name, least in (("replay_rollouts", 1), ("replay_transitions", config.rollout_length)):
+            kept = max(getattr(config, name, math.inf), config.n_envs * least)
+            if kept != math.inf and config.batch_size > kept:
+                text = (
+                    f"batch_size={config.batch_size:,} is more than the replay holds ({name}={kept:,}): it repeats"
+                )
+                shown.message(text)
+                warnings.warn(text, CapoWarning, stacklevel=4)
 
     def _warn_if_idle(self, shown: Reporter, training: Training, frames: int, per_iteration: int) -> None:
         """Say so if the learning rate has come to its end, which is 0, or will before the frames are done."""
@@ -358,6 +381,8 @@ class Agent:
             "seeds": list(self.seeds),
             "versions": versions(),
             "predictions": self._predictions,
+            "eval_every": self.eval_every,
+            "eval_episodes": self.eval_episodes,
             "training": training.content(),
             **more,
         }
@@ -476,6 +501,8 @@ class Agent:
         agent = cls._bare(saved.content, env)
         agent._horizon_set = saved.content["horizon_set"]
         agent._predictions = saved.content["predictions"]
+        agent.eval_every = saved.content.get("eval_every")  # not in files of earlier versions
+        agent.eval_episodes = saved.content.get("eval_episodes", agent.eval_episodes)
         agent._ready().restore(saved)
         return agent
 

@@ -96,6 +96,8 @@ def _play_jitted(agent: Agent, deterministic: bool, seed: int) -> Iterator[Frame
 def _play_gymnasium(agent: Agent, deterministic: bool, seed: int) -> Iterator[Frame]:
     watched = agent.env.open_to_watch()
     env = watched.env
+    if not watched.ours:
+        agent._ready().learner.close()  # training goes on with new episodes
     step, score, last = 0, 0.0, False
 
     def seen() -> Frame:

@@ -25,7 +25,7 @@ from capo.neural.algorithm import Algorithm, Metrics, TrainState, finite, global
 from capo.neural.critic import two_hot
 from capo.neural.networks import Inputs, NetworkSpec, Params
 from capo.neural.replay import Rollout
-from capo.neural.settings import EpsilonSettings, Network, check_batch, check_support, is_minatar
+from capo.neural.settings import EpsilonSettings, Network, check_support, is_minatar
 from capo.neural.transitions import NStep, Transitions
 
 Array = Any
@@ -85,7 +85,6 @@ class RainbowConfig(EpsilonSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_support(self.v_min, self.v_max, self.atoms)
-        check_batch(self.batch_size, "replay_transitions", self.replay_transitions)
 
     def value_range(self) -> tuple[float, float] | None:
         return (self.v_min, self.v_max) if self.distributional else None

@@ -125,7 +125,8 @@ class Session:
             for row, returns in zip(rows, np.asarray(self._tests.returns(part)), strict=True):
                 row[SCORE] = float(np.mean(returns, dtype=np.float64))
             mean = float(np.mean([row[SCORE] for row in rows]))
-            self.shown.message(f"evaluation at frame {int(rows[0]['frames']):,}: return {mean:.4g}")
+            whose = f"seed {part.seeds[0]}, " if len(self.training.parts) > 1 else ""
+            self.shown.message(f"{whose}evaluation at frame {int(rows[0]['frames']):,}: return {mean:.4g}")
 
     def _compile(self) -> None:
         learner = self.training.learner

@@ -227,16 +227,9 @@ class RetraceSettings(EpsilonSettings, ActorCriticSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_support(self.v_min, self.v_max, self.atoms)
-        check_batch(self.batch_size, "replay_rollouts", self.replay_rollouts)
 
     def value_range(self) -> tuple[float, float] | None:
         return (self.v_min, self.v_max) if self.critic == "categorical" else None
-
-
-def check_batch(size: int, kept: str, many: int) -> None:
-    """Raise where a batch is larger than the whole replay."""
-    if size > many:
-        raise CapoError(f"batch_size={size} is more than the replay holds ({kept}={many})")
 
 
 def check_support(v_min: float, v_max: float, atoms: int) -> None:
