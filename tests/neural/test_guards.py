@@ -172,7 +172,7 @@ def test_what_is_no_callback_changes_nothing() -> None:
     agent = capo.NCAPO(ENV, **TINY_640)
     with pytest.raises(capo.CapoError, match="callback=3: has to be a function"):
         agent.learn(64, callback=3)  # type: ignore[arg-type]
-    with pytest.raises(capo.CapoError, match=r"save\(None\): a file's name is needed"):
+    with pytest.raises(capo.CapoError, match=r"save: None is not the name of a file or folder"):
         agent.save(None)  # type: ignore[arg-type]
     assert agent.frames_left == 0
 
@@ -254,11 +254,11 @@ def test_two_processes_can_not_train_in_one_folder(tmp_path: Path) -> None:
         ({"preset": "papr"}, "paper"),
         ({"lerning_rate": 1}, "learning_rate"),
         ({"gamma": 1.5}, "between 0 and 1"),
-        ({"seeds": 0}, "at least one"),
+        ({"seeds": 0}, "seeds=0 must be a positive integer"),
         ({"seeds": [1, 1]}, "no two may be equal"),
         ({"seed": -1}, "from 0 to"),
-        ({"keep": 0}, "at least one checkpoint"),
-        ({"log_every": 0}, "at least one frame"),
+        ({"keep": 0}, "keep=0 must be a positive integer"),
+        ({"log_every": 0}, "log_every=0 must be a positive integer"),
         ({"checkpoint_every": "often"}, "60s"),
     ],
 )

@@ -17,8 +17,11 @@ import capo
 from capo.errors import CapoError
 from capo.neural import noisy, rainbow, transitions
 from capo.neural.loop import make_learner
+from capo.neural.progress import reporter
 from capo.neural.rainbow import RainbowConfig
 from capo.neural.replay import ReplaySpec, Rollout
+from capo.neural.run import Interval
+from capo.neural.session import Session
 
 # The projection -------------------------------------------------------------------------------------------
 
@@ -291,14 +294,24 @@ def test_it_learns_without_any_one_part(off: str) -> None:
     assert np.isfinite(metrics["critic_loss"]).all()
 
 
-def test_values_at_the_end_of_the_atoms_are_said() -> None:
-    settings: dict[str, Any] = {"width": 16, "hidden_layers": 1, "n_envs": 8, "learning_starts": 16, "atoms": 11}
-    settings |= {"target_every": 16, "gamma": 0.9, "learning_rate": 1e-2}
-    with pytest.warns(capo.CapoWarning, match=r"seed 0: the mean value is 0\..*v_max=0\.5\).*a wider range"):
-        capo.Rainbow("probe-constant", v_min=-0.5, v_max=0.5, **settings).learn(4096)  # pays 1
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        capo.Rainbow("probe-constant", v_min=0.0, v_max=2.0, **settings).learn(4096)
+@pytest.mark.parametrize(
+    ("value", "settings", "said"),
+    [
+        (0.49, {"v_min": -0.5, "v_max": 0.5}, True),
+        (-0.49, {"v_min": -0.5, "v_max": 0.5}, True),
+        (0.0, {"v_min": -0.5, "v_max": 0.5}, False),
+        (0.0, {"v_min": 0.0, "v_max": 2.0}, False),  # nothing learnt yet, or nothing to gain
+        (9.0, {"v_min": -0.5, "v_max": 0.5, "distributional": False}, False),
+    ],
+)
+def test_values_at_the_end_of_the_atoms_are_said(value: float, settings: dict[str, Any], said: bool) -> None:
+    training = capo.Rainbow("probe-constant", width=8, **settings)._ready()
+    session = Session(training, None, reporter(64, False), Interval.parse("60s"), dict)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            session._warn_at_the_edge([{"seed": 3, "value": value}])
+    assert [str(warning.message).startswith("seed 3: the mean value is ") for warning in caught] == [True] * said
 
 
 def test_returns_far_below_zero_are_within_the_default() -> None:
