@@ -13,6 +13,7 @@ import numpy as np
 from capo.errors import CapoError, CapoWarning
 from capo.files import prepare_folder, write_atomically, write_json
 from capo.report.figures import matplotlib
+from capo.report.folders import is_run
 from capo.report.history import draw_history
 from capo.tabular import mdps
 from capo.tabular.baselines import policy_iteration
@@ -98,7 +99,7 @@ def run(options: argparse.Namespace) -> int:
     mdp = mdps.parse(options.mdp, options.gamma)
     if options.out is not None:
         matplotlib()  # so that a missing package is known before the work
-        if any((options.out / name).exists() for name in ("config.json", "metrics.csv")):
+        if is_run(options.out):
             raise CapoError(f"{options.out}: holds a training run; give another folder as --out")
         prepare_folder(options.out)
     chosen: dict[str, Any] = {name: getattr(options, name) for name in _PASSED_ON}

@@ -201,20 +201,17 @@ class GymEnv:
 
         if isinstance(self._source, str):
             name, arguments = _split(self._source)
-            try:
-                return gymnasium.make(name, **{**arguments, **more})
-            except Exception as error:  # also what the environment's own constructor raises
-                raise CapoError(f"Gymnasium cannot make {self._source!r}: {_words(error)}") from error
-        if self._vector:
-            spec = self._source.spec
-            if spec is None:
-                raise CapoError("this vector environment does not say what it is made of")
-            own = {name: value for name, value in spec.kwargs.items() if name not in _OF_VECTORS}
-            try:
-                return gymnasium.make(spec.id, **{**own, **more})
-            except Exception as error:
-                raise CapoError(f"Gymnasium cannot make one {spec.id!r} of its vector: {_words(error)}") from error
-        return copy.deepcopy(self._source)
+        elif not self._vector:
+            return copy.deepcopy(self._source)
+        elif self._source.spec is None:
+            raise CapoError("this vector environment does not say what it is made of")
+        else:
+            name, given = self._source.spec.id, self._source.spec.kwargs
+            arguments = {key: value for key, value in given.items() if key not in _OF_VECTORS}
+        try:
+            return gymnasium.make(name, **{**arguments, **more})
+        except Exception as error:  # also what the environment's own constructor raises
+            raise CapoError(f"Gymnasium cannot make {name!r}: {_words(error)}") from error
 
 
 _SPACES = ("observation_space", "action_space")

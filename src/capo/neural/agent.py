@@ -457,7 +457,6 @@ class Agent:
             warnings.warn(text, CapoWarning, stacklevel=2)
         agent.out, agent._run_exists = path, True
         agent.checkpoint_every, agent.keep = Interval.parse(config["checkpoint_every"]), int(config["keep"])
-        agent.eval_every, agent.eval_episodes = config.get("eval_every"), int(config.get("eval_episodes", 100))
         agent.extra = dict(config["extra"])
         return agent
 
@@ -501,8 +500,6 @@ class Agent:
         agent = cls._bare(saved.content, env)
         agent._horizon_set = saved.content["horizon_set"]
         agent._predictions = saved.content["predictions"]
-        agent.eval_every = saved.content.get("eval_every")  # not in files of earlier versions
-        agent.eval_episodes = saved.content.get("eval_episodes", agent.eval_episodes)
         agent._ready().restore(saved)
         return agent
 
@@ -518,7 +515,8 @@ class Agent:
                 f"the agent was trained on an object ({content['environment']['name']!r}), which a file "
                 f"can't hold: in Python, give it again as env= (capo.{cls.__name__}.load(..., env=...), or resume)"
             )
-        agent = cls(env, content["preset"], seeds=content["seeds"], **content["overrides"])
+        tests = {name: content[name] for name in ("eval_every", "eval_episodes") if name in content}  # not in older files
+        agent = cls(env, content["preset"], seeds=content["seeds"], **tests, **content["overrides"])
         agent.config = cls._settings().from_dict(content["config"])
         found, stored = agent._environment(), content["environment"]
         for key, value in stored.items():
@@ -668,10 +666,12 @@ class Agent:
         Returns:
             The scores of the episodes that came to their end.
         """
-        from capo.neural.play import film
+        from capo.neural.play import check_film, film
 
+        path = _path("watch", path)
+        check_film(path, per_second)
         episodes, steps = whole("episodes", episodes), whole("steps", steps)
-        scores, _, _ = film(self, _path("watch", path), episodes, steps, deterministic, seed, per_second)
+        scores, _, _ = film(self, path, episodes, steps, deterministic, seed, per_second)
         return scores
 
 

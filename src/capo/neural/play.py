@@ -36,14 +36,13 @@ class Frame:
 def film(
     agent: Agent, path: Path, episodes: int, steps: int, deterministic: bool, seed: int, per_second: float
 ) -> tuple[list[float], float, int]:
-    """Play and write a GIF to ``path``.
+    """Play and write a GIF to ``path``, which :func:`check_film` has looked at.
 
     Returns:
         The scores of the episodes that ended, the score last shown, and the number of pictures.
     """
     from capo.report import gif
 
-    check_film(path, per_second)
     pictures, scores = [], []
     for frame in play(agent, episodes, steps, deterministic=deterministic, seed=seed):
         picture = gif.draw_observation(frame.observation) if frame.picture is None else frame.picture

@@ -13,6 +13,7 @@ from typing import Any, get_args, get_type_hints
 
 from capo.neural.algorithms import ALGORITHMS
 from capo.neural.settings import Settings
+from capo.report.page import NAMES
 
 _HEAD = """\
 # Settings
@@ -24,7 +25,6 @@ applies elsewhere, on other environments (`CartPole-v1`). In Python they are key
 [neural.md](neural.md). Written by `python -m capo.neural.reference`.
 """
 _GAME, _OTHER = "minatar-breakout", "CartPole-v1"
-_TITLES = {"ncapo": "NCAPO", "offpac": "Off-PAC", "a2c": "A2C", "ppo": "PPO", "rainbow": "Rainbow"}
 
 
 def sentences(cls: type[Settings]) -> dict[str, str]:
@@ -76,7 +76,8 @@ def _show(value: Any) -> str:
 def page() -> str:
     """The whole page."""
     parts = [_HEAD]
-    for name, title in _TITLES.items():
+    for name in ALGORITHMS:
+        title = NAMES[name]
         parts.append(f"\n## {title}\n\n`capo.{title.replace('-', '')}`, `--algo {name}`.\n\n{table(name)}\n")
     return "".join(parts)
 

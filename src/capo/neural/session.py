@@ -21,8 +21,7 @@ from capo.neural.checkpoint import DiskError
 from capo.neural.progress import Reporter
 from capo.neural.run import Interrupted, Interrupts, Interval, RunFolder
 from capo.neural.training import BadEnvironment, Diverged, Part, Rows, Training
-
-SCORE = "evaluation_return"  # the column of the evaluations on the way
+from capo.report.curve import SCORE
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ import numpy as np
 
 from capo.errors import CapoError
 
+SCORE = "evaluation_return"  # the column of metrics.csv with the evaluations on the way
+
 
 def available() -> bool:
     """Whether matplotlib is installed."""
@@ -83,8 +85,8 @@ def draw_curve(rows: Sequence[dict[str, float]], path: Path, title: str) -> Path
         axes.plot(frames, mean, color="tab:blue", lw=2, label=f"mean of {len(curves)} seeds")
     tested: dict[float, list[float]] = {}
     for row in rows:
-        if not np.isnan(row.get("evaluation_return", np.nan)):
-            tested.setdefault(row["frames"], []).append(row["evaluation_return"])
+        if not np.isnan(row.get(SCORE, np.nan)):
+            tested.setdefault(row["frames"], []).append(row[SCORE])
     points = sorted((frame, np.mean(scores)) for frame, scores in tested.items() if len(scores) == len(curves))
     if points:
         axes.plot(*zip(*points, strict=True), "o-", color="tab:orange", ms=4, label="evaluation")

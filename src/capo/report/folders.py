@@ -21,11 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capo.errors import CapoError
-from capo.report.curve import smooth
+from capo.report.curve import SCORE, smooth
 
 FORMAT = 1  # of the results files of `capo reproduce minatar`
 CONFIG, METRICS, EVALUATION = "config.json", "metrics.csv", "evaluation.json"
-SCORE = "evaluation_return"  # the column of metrics.csv with evaluations on the way
 GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
 STICKY = 0.1  # MinAtar's own
 LAST = 0.1  # share of training that stands for its end where there is no evaluation
