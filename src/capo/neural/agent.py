@@ -515,7 +515,8 @@ class Agent:
                 f"the agent was trained on an object ({content['environment']['name']!r}), which a file "
                 f"can't hold: in Python, give it again as env= (capo.{cls.__name__}.load(..., env=...), or resume)"
             )
-        tests = {name: content[name] for name in ("eval_every", "eval_episodes") if name in content}  # not in older files
+        # Files of earlier versions have none of these two.
+        tests = {name: content[name] for name in ("eval_every", "eval_episodes") if name in content}
         agent = cls(env, content["preset"], seeds=content["seeds"], **tests, **content["overrides"])
         agent.config = cls._settings().from_dict(content["config"])
         found, stored = agent._environment(), content["environment"]
