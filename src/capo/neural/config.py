@@ -124,14 +124,15 @@ _OFFICIAL = dataclasses.replace(
 )
 
 # Chosen on MinAtar: LayerNorm, |A| as a weight (normalised, or it is lost beside the critic in the
-# shared trunk), a little entropy, one trunk; many small batches rather than a few large ones, a lambda below 1,
-# little exploration in the end, a critic that looks far ahead and an actor that leans on it (results/tuning).
+# shared trunk), a little entropy, one trunk; small batches, few enough of them that what a long replay holds is
+# not learned by heart, a lambda below 1, little exploration in the end, a critic that looks far ahead and an actor
+# that leans on it (results/tuning).
 _DEFAULT = NCAPOConfig(
     n_envs=40,
     rollout_length=20,
     batch_size=32,
-    gradient_steps=30,
-    replay_rollouts=6400,
+    gradient_steps=8,
+    replay_rollouts=25600,
     gamma=0.998,
     retrace_lambda=0.8,
     actor_lambda=0.5,
@@ -147,6 +148,7 @@ _DEFAULT = NCAPOConfig(
     target_from="current",
     advantage_weight="normalised",
     entropy=0.01,
+    entropy_schedule="linear",
 )
 
 # A sixteenth of the arithmetic an environment step: an MLP and a low replay ratio.
@@ -162,6 +164,7 @@ _CPU = dataclasses.replace(
     actor_lambda=1.0,
     learning_rate=1e-3,
     network="mlp",
+    entropy_schedule="constant",
 )
 
 # Small observation vectors (CartPole and the like), for default and cpu alike.
@@ -182,4 +185,5 @@ _VECTOR = dataclasses.replace(
     layer_norm=False,
     shared_trunk=False,
     advantage_weight="none",  # the sign alone was the steadier on CartPole
+    entropy_schedule="constant",
 )

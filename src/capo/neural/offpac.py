@@ -64,7 +64,12 @@ _OWN: dict[str, Any] = {
     "actor_lambda": 1.0,  # one lambda for both: the split was chosen by runs of NCAPO
 }
 # Changed in NCAPO's `default` on MinAtar by runs of NCAPO; what it had before is what was run here.
-_OWN_DEFAULT: dict[str, Any] = {"gamma": 0.995}
+_OWN_DEFAULT: dict[str, Any] = {
+    "gamma": 0.995,
+    "gradient_steps": 30,
+    "replay_rollouts": 6400,
+    "entropy_schedule": "constant",
+}
 
 
 def losses(
