@@ -66,6 +66,7 @@ _OWN: dict[str, Any] = {
 # Changed in NCAPO's `default` on MinAtar by runs of NCAPO; what it had before is what was run here.
 _OWN_DEFAULT: dict[str, Any] = {
     "gamma": 0.995,
+    "learning_rate": 1e-3,
     "gradient_steps": 30,
     "replay_rollouts": 6400,
     "entropy_schedule": "constant",
