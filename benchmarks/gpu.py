@@ -7,9 +7,9 @@
     python benchmarks/gpu.py --envs                                the games alone, with loops and without
 
 A case is ``NAME:SEEDS``, or ``NAME:SEEDS:key=value,key=value`` with settings changed. Names are NCAPO's presets,
-and ``ALGORITHM/PRESET`` for another algorithm. Preset ``default`` learns from 24 replayed transitions a frame (32
-rollouts of 20 steps, 30 updates an iteration), the replay ratio of the paper's table. Frames are summed over
-seeds; compiling is left out of them and stands beside. Rows that are in the file already are not measured again.
+and ``ALGORITHM/PRESET`` for another algorithm. Preset ``default`` learns from 6.4 replayed transitions a frame (32
+rollouts of 20 steps, 8 updates an iteration of 800 frames), with ``gradient_steps=30`` from 24, the replay ratio of
+the paper's table. Frames are summed over seeds; compiling is left out of them and stands beside. Rows that are in the file already are not measured again.
 
 Two limits stand beside every case, both measured in the same run. *Operations*: multiply-adds of the matrix
 products that the algorithm needs (a 3x3 convolution counted as such, however it is computed), at the rate of a
@@ -42,10 +42,11 @@ from typing import Any
 
 GAMES = ("breakout", "space_invaders", "asterix", "freeway", "seaquest")
 SEEDS = (1, 8, 10, 64, 256)
-CASES = [f"{name}:{seeds}" for name in ("official", "default") for seeds in SEEDS]
-# The same 24 transitions a frame in other shapes: no neighbour should be a cliff.
+FULL = "gradient_steps=30"  # 24 replayed transitions a frame
+CASES = [case for seeds in SEEDS for case in (f"official:{seeds}", f"default:{seeds}:{FULL}", f"default:{seeds}")]
+# Those 24 transitions in other shapes: no neighbour should be a cliff.
 SHAPES = [f"default:64:batch_size={960 // steps},gradient_steps={steps}" for steps in (60, 40, 24, 15, 8, 4)]
-OTHER_GAMES = ("official:10", "default:64", "default:10")
+OTHER_GAMES = ("official:10", f"default:64:{FULL}", f"default:10:{FULL}", "default:10")
 
 
 def learner_of(game: str, case: str) -> Any:

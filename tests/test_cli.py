@@ -144,6 +144,13 @@ def test_the_installed_command_and_importing_are_light():
     assert out.split() == ["False", "False"]
 
 
+def test_python_dash_m_is_the_same_command():
+    command = [sys.executable, "-m", "capo", "solve", "no-such-thing"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("capo: error: ")
+
+
 def test_readme_interface_holds():
     """The few lines people copy first."""
     import capo

@@ -211,6 +211,7 @@ def test_evaluate(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     evaluation = json.loads((trained / "evaluation.json").read_text())
     assert evaluation["deterministic"] is True
     assert np.shape(evaluation["returns"]) == (2, 7)
+    assert {"versions", "commit", "hardware"} == set(evaluation["made_by"])
     saved = capo.NCAPO.load(trained).save(tmp_path / "agent")
     assert main(["evaluate", str(saved), "--episodes", "7"]) == 0
     assert not (tmp_path / "evaluation.json").exists()

@@ -62,7 +62,7 @@ def finish(agent: Agent, frames: int, horizon: int | None = None) -> int:
 
 def summarise(agent: Agent) -> None:
     """The end of a run: evaluation.json, curve.png, and a few lines for the user."""
-    from capo.neural.run import CHECKPOINTS, CURVE, EVALUATION, METRICS, read_metrics, write_json
+    from capo.neural.run import CHECKPOINTS, CURVE, EVALUATION, METRICS, read_metrics, write_evaluation
     from capo.report import curve
 
     out = agent.out
@@ -80,7 +80,7 @@ def summarise(agent: Agent) -> None:
     episodes = int(agent.extra.get("eval_episodes", 100))
     if episodes:
         evaluation = agent.evaluate(episodes)
-        write_json(out / EVALUATION, evaluation.to_dict())
+        write_evaluation(out, evaluation)
         files.append(EVALUATION)
         print(f"evaluation, without exploration: {evaluation}")
         if len(agent.seeds) > 1:

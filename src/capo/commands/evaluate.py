@@ -50,8 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
         for seed, mean in zip(agent.seeds, evaluation.returns.mean(axis=1), strict=True):
             print(f"  seed {seed}: {mean:.4g}")
     if arguments.agent.is_dir():
-        from capo.neural.run import EVALUATION, write_json
+        from capo.neural.run import EVALUATION, write_evaluation
 
-        write_json(arguments.agent / EVALUATION, evaluation.to_dict())
+        write_evaluation(arguments.agent, evaluation)
         print(f"written to {arguments.agent / EVALUATION}")
     return 0

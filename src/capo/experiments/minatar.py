@@ -313,7 +313,7 @@ class Job:
 
     def _train(self, path: Path, seeds: Sequence[int], progress: bool) -> None:
         from capo.neural.agent import algorithm
-        from capo.neural.run import EVALUATION, read_config, write_json
+        from capo.neural.run import read_config, write_evaluation
 
         kind = algorithm(self.algorithm)
         if folders.is_run(path):
@@ -327,7 +327,7 @@ class Job:
         if left:
             agent.learn(left, progress_bar=progress, callback=lambda _, rows: log(player, rows))
         final = player.evaluate(self.plan.final_episodes, seed=1)
-        write_json(path / EVALUATION, final.to_dict())
+        write_evaluation(path, final)
         self._store(agent, read_config(path), folders.read_run(path), log.rows(), final.returns)
 
     # What other experiments do otherwise ------------------------------------------------------------------

@@ -50,7 +50,7 @@ class Evaluation:
         return float(sample.std(ddof=1) / np.sqrt(len(sample)))
 
     def to_dict(self) -> dict[str, Any]:
-        """As it stands in evaluation.json."""
+        """As it stands in evaluation.json, where provenance is added."""
         return {
             "mean": self.mean,
             "standard_error": None if np.isnan(self.standard_error) else self.standard_error,

@@ -4,7 +4,7 @@
     metrics.csv      one row per seed and log point
     tensorboard/     the same as event files, one folder a seed
     checkpoints/     the last few whole states
-    evaluation.json  the last evaluation
+    evaluation.json  the last evaluation, and the versions, commit and hardware that made it
     curve.png        the training curve
 
 The two logs only ever grow. Each checkpoint holds their lengths at its moment; on resume both are cut back
@@ -34,6 +34,8 @@ from typing import Any
 from capo.errors import CapoError
 from capo.neural import tensorboard
 from capo.neural.checkpoint import CheckpointStore, atomic_file, disk_errors
+from capo.neural.evaluation import Evaluation
+from capo.provenance import provenance
 
 CONFIG = "config.json"
 METRICS = "metrics.csv"
@@ -187,10 +189,6 @@ class RunFolder:
         self.config = config
         write_json(self.path / CONFIG, config)
 
-    def write_evaluation(self, evaluation: Mapping[str, Any]) -> None:
-        """Replace evaluation.json."""
-        write_json(self.path / EVALUATION, evaluation)
-
     # Logs -------------------------------------------------------------------------------------------------
 
     def log(self, rows: Sequence[Mapping[str, float]]) -> None:
@@ -320,6 +318,11 @@ def write_json(path: Path, value: Any) -> None:
     """Write a small JSON file for people and programs, in one step."""
     with atomic_file(path) as file:
         file.write((json.dumps(value, indent=2) + "\n").encode())
+
+
+def write_evaluation(folder: Path, evaluation: Evaluation) -> None:
+    """Replace a run's evaluation.json."""
+    write_json(folder / EVALUATION, evaluation.to_dict() | {"made_by": provenance()})
 
 
 def _columns(path: Path) -> list[str]:
