@@ -8,8 +8,9 @@
 
 A case is ``NAME:SEEDS``, or ``NAME:SEEDS:key=value,key=value`` with settings changed. Names are NCAPO's presets,
 and ``ALGORITHM/PRESET`` for another algorithm. Preset ``default`` learns from 6.4 replayed transitions a frame (32
-rollouts of 20 steps, 8 updates an iteration of 800 frames), with ``gradient_steps=30`` from 24, the replay ratio of
-the paper's table. Frames are summed over seeds; compiling is left out of them and stands beside. Rows that are in the file already are not measured again.
+rollouts of 20 steps, 8 updates an iteration of 800 frames), with ``gradient_steps=30`` from 24, the replay ratio
+of the paper's table. Frames are summed over seeds; compiling is left out of them and stands beside.
+Rows that are in the file already are not measured again.
 
 Two limits stand beside every case, both measured in the same run. *Operations*: multiply-adds of the matrix
 products that the algorithm needs (a 3x3 convolution counted as such, however it is computed), at the rate of a
