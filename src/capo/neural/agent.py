@@ -282,7 +282,7 @@ class Agent:
         slow = "cpu" in self._settings().PRESETS and self.preset != "cpu" and is_minatar(self.env.name)
         if slow and jax.default_backend() == "cpu":
             shown.message(
-                f"preset {self.preset} is meant for a GPU; here preset cpu is more than 20 times as fast"
+                f"preset {self.preset} is meant for a GPU; here preset cpu is several times as fast"
             )
         if frames != asked:
             text = (

@@ -124,9 +124,8 @@ _OFFICIAL = dataclasses.replace(
 )
 
 # Chosen on MinAtar: LayerNorm, |A| as a weight (normalised, or it is lost beside the critic in the
-# shared trunk), a little entropy, one trunk; small batches, few enough of them that what a long replay holds is
-# not learned by heart, a lambda below 1, little exploration in the end, a critic that looks far ahead and an actor
-# that leans on it (results/tuning).
+# shared trunk), a little entropy, one trunk; small batches, not many, from a long replay, a lambda below 1, little
+# exploration in the end, a critic that looks far ahead and an actor that leans on it (results/tuning).
 _DEFAULT = NCAPOConfig(
     n_envs=40,
     rollout_length=20,
@@ -151,7 +150,7 @@ _DEFAULT = NCAPOConfig(
     entropy_schedule="linear",
 )
 
-# A sixteenth of the arithmetic an environment step: an MLP and a low replay ratio.
+# A quarter of the arithmetic an environment step: an MLP and a lower replay ratio.
 _CPU = dataclasses.replace(
     _DEFAULT,
     n_envs=64,

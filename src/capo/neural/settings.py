@@ -104,7 +104,7 @@ class CommonSettings(Settings):
     """The loop, the optimiser, the networks: what all algorithms have."""
 
     horizon: int = 1_000_000
-    """Frames over which the epsilon and learning-rate schedules run; later frames use the final values."""
+    """Frames over which epsilon, learning rate and entropy change, if they do; later ones use the final values."""
     n_envs: int = 8
     """Environments a seed steps together."""
     rollout_length: int = 8
