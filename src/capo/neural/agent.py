@@ -281,9 +281,7 @@ class Agent:
         self._warn_if_repeating(shown)
         slow = "cpu" in self._settings().PRESETS and self.preset != "cpu" and is_minatar(self.env.name)
         if slow and jax.default_backend() == "cpu":
-            shown.message(
-                f"preset {self.preset} is meant for a GPU; here preset cpu is several times as fast"
-            )
+            shown.message(f"preset {self.preset} is meant for a GPU; here preset cpu is several times as fast")
         if frames != asked:
             text = (
                 f"learn({asked:,}): rounded up to {frames:,} frames, whole iterations of "
