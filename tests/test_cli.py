@@ -144,6 +144,29 @@ def test_the_installed_command_and_importing_are_light():
     assert out.split() == ["False", "False"]
 
 
+def test_a_result_is_there_before_its_certificate(tmp_path, monkeypatch):
+    """A certificate may take long, and be interrupted."""
+    from capo.tabular.result import Result
+
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Result, "certificate", interrupted)
+    assert cli.main(["solve", "chain:4", "--certificate", "--out", str(tmp_path / "run")]) == 130
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (result["mdp"], result["gamma"], result["states"], result["actions"]) == ("chain:4,1", 0.99, 5, 2)
+
+
+def test_another_experiment_s_folder_is_refused(tmp_path, capsys):
+    (tmp_path / "summary.json").write_text(json.dumps({"experiment": "bandit", "quick": True}))
+    for more in ([], ["--quick"]):
+        assert cli.main(["reproduce", "rates", "--out", str(tmp_path), *more]) == 2
+        assert "is of the experiment 'bandit', not of 'rates'" in capsys.readouterr().err
+    (tmp_path / "summary.json").write_text('{"experiment": "rat')
+    assert cli.main(["reproduce", "rates", "--out", str(tmp_path)]) == 2
+    assert "summary.json is damaged" in capsys.readouterr().err
+
+
 def test_python_dash_m_is_the_same_command():
     command = [sys.executable, "-m", "capo", "solve", "no-such-thing"]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -15,7 +15,6 @@ from capo.update import (
     coordinate_update_with_shift,
     floor,
     log_normalise,
-    target_log_policy,
 )
 
 STEP_SIZES = [
@@ -141,18 +140,6 @@ def test_shifts_turn_log_pi_back_into_theta():
         log_pi, shift = coordinate_update_with_shift(log_pi, signs, alpha)
         total = total + shift
     np.testing.assert_allclose(log_pi + total[:, None], theta, rtol=1e-13)
-
-
-def test_target_log_policy_updates_the_taken_action_only():
-    rng = np.random.default_rng(0)
-    log_pi = log_normalise(rng.normal(size=(6, 3)))[0]
-    action, sign = rng.integers(0, 3, 6), np.array([1, -1, 0, 1, -1, 1])
-    alpha = -np.take_along_axis(log_pi, action[:, None], 1)[:, 0]
-    target = target_log_policy(log_pi, action, sign, alpha)
-    for row in range(6):
-        signs = np.zeros(3)
-        signs[action[row]] = sign[row]
-        np.testing.assert_allclose(target[row], coordinate_update(log_pi[row], signs, -log_pi[row]), rtol=1e-13)
 
 
 @pytest.mark.parametrize("step", STEP_SIZES, ids=lambda s: f"{s.kind}-{s.multiple}")

@@ -179,22 +179,3 @@ def coordinate_update_with_shift(log_pi: Array, sign: Array, alpha: Array) -> tu
     log_pi, sign, alpha = xp.asarray(log_pi), xp.asarray(sign), xp.asarray(alpha)
     # Where the sign is 0 nothing is added, even if alpha is as large as the floor allows.
     return log_normalise(log_pi + xp.where(sign == 0, 0.0, sign * alpha))
-
-
-def target_log_policy(log_pi: Array, action: Array, sign: Array, alpha: Array) -> Array:
-    """The target distribution when one action a state was taken (the neural update).
-
-    Args:
-        log_pi: (..., A) current log-probabilities.
-        action: (...,) integer, the coordinate in the batch.
-        sign: (...,) sign of its advantage.
-        alpha: (...,) its step size.
-
-    Returns:
-        (..., A) log-probabilities of the coordinate-ascent target.
-    """
-    xp = _namespace(log_pi)
-    log_pi = xp.asarray(log_pi)
-    chosen = xp.arange(log_pi.shape[-1]) == xp.asarray(action)[..., None]
-    signs = xp.where(chosen, xp.asarray(sign)[..., None], 0)
-    return coordinate_update(log_pi, signs, xp.asarray(alpha)[..., None])

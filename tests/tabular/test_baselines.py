@@ -65,7 +65,7 @@ def test_gradient_against_finite_differences():
     def objective(parameters):
         return mu @ mdp.policy_values(np.exp(log_normalise(parameters)[0]))
 
-    gradient = baselines.softmax_gradient(mdp, log_normalise(theta)[0], mu)
+    gradient = baselines.softmax_gradient(baselines.Evaluation(mdp, log_normalise(theta)[0]), mu)
     for s in range(mdp.n_states):
         for a in range(mdp.n_actions):
             step = np.zeros_like(theta)
@@ -204,3 +204,24 @@ def test_stochastic_npg_commits_to_a_wrong_arm_where_on_policy_capo_does_not():
 def test_bad_input_is_refused_by_name(call, words):
     with pytest.raises(CapoError, match=words):
         call(MDPS["random"])
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        baselines.policy_iteration,
+        baselines.value_iteration,
+        baselines.policy_gradient,
+        lambda mdp: baselines.natural_policy_gradient(mdp, 0.1),
+        lambda mdp: baselines.stochastic_npg(mdp, 0.1, iterations=5),
+    ],
+)
+def test_a_name_is_no_mdp(call):
+    with pytest.raises(CapoError, match="is not a capo"):
+        call("chain:10")
+
+
+@pytest.mark.parametrize("track", [(0, 1.0), (0, 9), (1, 0), 3])
+def test_a_tracked_arm_that_is_none_is_refused(track):
+    with pytest.raises(CapoError, match="track"):
+        baselines.stochastic_npg(capo.mdps.bandit(), 0.1, 2, iterations=5, track=track)

@@ -155,6 +155,39 @@ def test_a_fixed_step_gets_stuck_on_the_second_of_three_arms():
     ).certificate().line(theorems.STUCK).note  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("eta", "iterations", "seeds"), [(0.1, 5, 100), (0.5, 1, 100), (1.0, 2, 1), (1.0, 1, 2000)]
+)
+def test_a_short_run_does_not_fail_the_share_of_stuck_seeds(eta, iterations, seeds):
+    mdp = capo.mdps.bandit([1, 0.99, -1])
+    certificate = capo.solve(mdp, "on-policy", "fixed", iterations=iterations, eta=eta).certificate(seeds=seeds)
+    assert certificate.line(f"{theorems.STUCK}, share of seeds").status == "held", str(certificate)
+
+
+def test_seeds_that_never_get_stuck_fail_the_share(monkeypatch):
+    """A learner that always finds the best arm cannot have the paper's probability of missing it."""
+    monkeypatch.setattr(theorems.lemmas, "stuck_probability_bound", lambda _eta: 0.9)
+    result = capo.solve(capo.mdps.bandit([1, 0.99, -1]), "on-policy", "fixed", iterations=300, eta=0.1)
+    line = result.certificate().line(f"{theorems.STUCK}, share of seeds")
+    assert line.status == "FAILED"
+
+
+def test_further_seeds_run_on_the_run_s_own_mdp():
+    """Terminal states of a rescaled MDP pay the shifted reward; other seeds at mu must have it too."""
+    mdp = capo.mdps.grid(4).rescale_rewards()
+    result = capo.solve(mdp, "randomized", iterations=2000)
+    run = theory.run.prepare(result, None, 3, 10)
+    gaps = theorems._seed_gaps(run, run.mu, 2000, [2000])
+    np.testing.assert_allclose(gaps, 0, atol=1e-9)
+
+
+def test_a_run_without_a_trace_says_why(monkeypatch):
+    monkeypatch.setattr("capo.tabular.solver.TRACE_BYTES", 0)
+    notes = [line.note for line in capo.solve(capo.mdps.chain(4), "batch", iterations=3).certificate().lines]
+    assert any("too many pairs" in note for note in notes)
+    assert not any("no update" in note for note in notes)
+
+
 def test_fixed_step_lines_on_a_cyclic_run():
     mdp = capo.mdps.random(4, 3, gamma=0.8, seed=2)
     certificate = capo.solve(mdp, "cyclic", "fixed", iterations=120, eta=0.5).certificate()

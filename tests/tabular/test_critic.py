@@ -1,5 +1,9 @@
 """Fast evaluation against a plain linear solve at every update."""
 
+import subprocess
+import sys
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,7 +11,7 @@ from hypothesis import strategies as st
 
 import capo
 from capo import CapoError, StepSize, mdps
-from capo.tabular.critic import Coordinates, DenseCritic, DirectCritic, SignCritic, Walk
+from capo.tabular.critic import Coordinates, DenseCritic, DirectCritic, SignCritic, Walk, single_threaded_blas
 from capo.update import coordinate_update
 
 IDLE = Walk(np.empty((0, 0)), 0.0, np.empty(0), 1, np.zeros(2, np.int64))
@@ -180,3 +184,37 @@ def test_a_dense_inverse_that_would_not_fit_is_refused_before_allocation():
 
 class _Large:
     n_states = 20_000
+
+
+def test_blas_has_its_threads_back_when_the_last_is_through():
+    """Overlapping users: the second must not take the first one's limit for what there was."""
+
+    class Controller:
+        threads = 2
+
+        def limit(self, limits, user_api):
+            assert user_api == "blas"
+            before, self.threads = self.threads, limits
+            return SimpleNamespace(restore_original_limits=lambda: setattr(self, "threads", before))
+
+    blas = type(single_threaded_blas)()
+    blas._controller = controller = Controller()
+    blas.__enter__()
+    blas.__enter__()
+    assert controller.threads == 1
+    blas.__exit__()
+    assert controller.threads == 1
+    blas.__exit__()
+    assert controller.threads == 2
+
+
+def test_solve_many_leaves_blas_as_it_was():
+    code = """
+import capo
+from threadpoolctl import threadpool_info, threadpool_limits
+threadpool_limits(3, user_api="blas")
+capo.solve_many(capo.mdps.chain(200), 12, "randomized", iterations=5, record=[5], threads=4)
+print({pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"})
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "{3}"

@@ -100,6 +100,31 @@ def test_names_are_parsed(text, states, actions):
     assert (mdp.n_states, mdp.n_actions, mdp.gamma) == (states, actions, 0.9)
 
 
+@pytest.mark.parametrize(
+    "mdp",
+    [
+        mdps.chain(6, 2, True),
+        mdps.grid(5, "horizontal", True, False, seed=3),
+        mdps.slippery_grid(4, 0.35),
+        mdps.garnet(8, 2, 3, seed=7),
+        mdps.random(4, 2, seed=5),
+        mdps.forest(4, 0.2, 5.0, 2.5),
+        mdps.bandit([1.0, 0.25]),
+    ],
+    ids=lambda mdp: mdp.name,
+)
+def test_a_name_says_all_that_it_was_made_of(mdp):
+    again = parse(mdp.name, mdp.gamma)
+    assert again.name == mdp.name
+    np.testing.assert_array_equal(again.csr().toarray(), mdp.csr().toarray())
+    np.testing.assert_array_equal(again.reward, mdp.reward)
+    np.testing.assert_array_equal(again.start, mdp.start)
+
+
+def test_usual_arguments_are_left_out_of_a_name():
+    assert [mdps.chain().name, mdps.grid().name, mdps.garnet().name] == ["chain:10,1", "grid:5", "garnet:100,4,5"]
+
+
 def test_files_are_parsed_and_gamma_can_be_changed(tmp_path):
     mdps.chain(4).save(tmp_path / "c.npz")
     assert parse(str(tmp_path / "c.npz")).gamma == 0.99
@@ -115,6 +140,9 @@ def test_files_are_parsed_and_gamma_can_be_changed(tmp_path):
         ("chain:ten", "must be numbers"),
         ("chain:10,9,1,3", "at most 3 numbers"),
         ("chain:1", "n=1 must be an integer of at least 2"),
+        ("chain:1e10", "does not fit into memory"),
+        ("grid:5,diagonal", "unknown wall"),
+        ("grid:5,vertical,2", "distance_reward must be 0 or 1"),
         ("garnet:3,2,9", "branching=9 must be at most"),
         ("garnet:2.5", "n_states=2.5"),
         ("nothing.npz", "does not exist"),

@@ -145,6 +145,32 @@ def test_same_seed_same_run_and_solve_many_is_solve():
         np.testing.assert_array_equal(many.counts[0], one.counts)
 
 
+def test_seeds_go_on_after_the_last_record_point():
+    mdp = mdps.chain(5)
+    early = capo.solve_many(mdp, 3, "randomized", iterations=60, record=[10])
+    whole = capo.solve_many(mdp, 3, "randomized", iterations=60, record=[10, 60])
+    np.testing.assert_array_equal(early.policies, whole.policies)
+    np.testing.assert_array_equal(early.gap_bound, whole.gap_bound)
+    assert early.counts.sum(axis=(1, 2)).tolist() == [60] * 3
+    assert early.iteration.tolist() == [10]
+    assert "60 iterations" in repr(early)
+    bandit = mdps.bandit([1.0, 0.5])
+    short = capo.baselines.stochastic_npg(bandit, 0.1, 3, iterations=60, record=[10])
+    full = capo.baselines.stochastic_npg(bandit, 0.1, 3, iterations=60, record=[10, 60])
+    np.testing.assert_array_equal(short.policies, full.policies)
+
+
+@pytest.mark.parametrize("record", [["a"], [2.7], [-1], [61], [], "many"])
+def test_record_points_that_are_none_are_refused(record):
+    with pytest.raises(CapoError, match="record"):
+        capo.solve_many(mdps.chain(5), 2, "randomized", iterations=60, record=record)
+
+
+def test_a_whole_batch_size_may_be_a_float():
+    runs = [capo.solve(mdps.chain(5), "behaviour", batch_size=size, iterations=5) for size in (4, 4.0)]
+    np.testing.assert_array_equal(runs[0].log_policy, runs[1].log_policy)
+
+
 def test_solve_many_refuses_what_has_no_seeds():
     with pytest.raises(CapoError, match="random numbers of its own"):
         capo.solve_many(mdps.chain(4), 3, rule="batch", iterations=3)

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from capo.commands.common import positive_integer
 from capo.errors import CapoError, unknown_name
-from capo.experiments.common import Experiment
+from capo.experiments.common import Experiment, read_json
 from capo.files import prepare_folder
 from capo.report import figures
 
@@ -128,6 +128,7 @@ def reproduce(options: argparse.Namespace) -> int:
     if options.quick:
         _refuse_full_data(out)
     source = _data_folder(experiment, options.experiment, options.out) if options.draw_only else out
+    _refuse_another(source, options.experiment)
     figures.matplotlib()  # without it nothing could be drawn: better said before minutes of work than after
     new = not out.exists()
     prepare_folder(out)
@@ -156,6 +157,16 @@ def _refuse_full_data(out: Path) -> None:
             continue
         if isinstance(content, dict) and content.get("quick") is False:
             raise CapoError(f"{file} is of a full run, which --quick would replace: give another folder as --out")
+
+
+def _refuse_another(folder: Path, name: str) -> None:
+    """Raise if the folder holds another experiment's data: their files have the same names."""
+    summary = folder / "summary.json"
+    if not summary.exists():
+        return
+    found = read_json(summary).get("experiment")
+    if found is not None and found != name:
+        raise CapoError(f"{summary} is of the experiment {found!r}, not of {name!r}: give another folder as --out")
 
 
 def _own_options(options: argparse.Namespace) -> dict[str, Any]:

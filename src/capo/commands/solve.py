@@ -109,13 +109,16 @@ def run(options: argparse.Namespace) -> int:
     for warning in caught:
         print(f"capo: warning: {warning.message}", file=sys.stderr)
     print(result)
+    names = [] if options.out is None else _save(result, options.out)
     if mdp.n_states <= CHECK_UP_TO:
         print(_against_policy_iteration(result))
     certificate = result.certificate() if options.certificate else None
     if certificate is not None:
         print(f"\n{certificate}")
+        if options.out is not None:
+            names += _save_certificate(certificate, options.out)
     if options.out is not None:
-        print(f"\nwritten to {options.out}/: {', '.join(_save(result, certificate, options.out))}")
+        print(f"\nwritten to {options.out}/: {', '.join(names)}")
     missed = "tol" in result.settings and not result.converged  # asked for a gap and did not get there
     return 1 if missed or (certificate is not None and not certificate.held) else 0
 
@@ -126,16 +129,20 @@ def _against_policy_iteration(result: Result) -> str:
     return f"  checked     against policy iteration: largest difference of values {gap:.2g}"
 
 
-def _save(result: Result, certificate: Certificate | None, folder: Path) -> list[str]:
-    """Write everything; an earlier run's certificate does not stay beside this one's result."""
+_CERTIFICATE = ("certificate.json", "certificate.txt")
+
+
+def _save(result: Result, folder: Path) -> list[str]:
+    """Write the result; an earlier run's certificate does not stay beside it."""
+    for name in _CERTIFICATE:
+        (folder / name).unlink(missing_ok=True)
     result.save(folder)
     draw_history(result.history, folder / "history.png", title=f"{result.algorithm} on {result.mdp.name}")
-    names = ["result.json", "history.csv", "history.png", "policy.npz"]
-    for name in ("certificate.json", "certificate.txt"):
-        (folder / name).unlink(missing_ok=True)
-    if certificate is not None:
-        write_json(folder / "certificate.json", certificate.to_dict())
-        text = f"{certificate}\n".encode()
-        write_atomically(folder / "certificate.txt", lambda file: file.write(text))
-        names += ["certificate.json", "certificate.txt"]
-    return names
+    return ["result.json", "history.csv", "history.png", "policy.npz"]
+
+
+def _save_certificate(certificate: Certificate, folder: Path) -> tuple[str, ...]:
+    write_json(folder / _CERTIFICATE[0], certificate.to_dict())
+    text = f"{certificate}\n".encode()
+    write_atomically(folder / _CERTIFICATE[1], lambda file: file.write(text))
+    return _CERTIFICATE

@@ -66,7 +66,10 @@ def _value(cell: str | None) -> Any:
 
 def read_json(path: Path) -> Any:
     with _open(path) as file:
-        return json.load(file)
+        try:
+            return json.load(file)
+        except ValueError as error:
+            raise CapoError(f"{path} is damaged: {error}") from error
 
 
 def _open(path: Path) -> io.TextIOWrapper:

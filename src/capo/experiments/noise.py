@@ -258,7 +258,7 @@ def learn(
     record = set(points.tolist())
     spread, size = _unit(mdp, first)
     values = []
-    with single_threaded_blas():
+    with single_threaded_blas:
         updates = _updates(arrays, algorithm, kind, level, spread, size, log_pi, rng)
         for sweep in range(sweeps + 1):
             if sweep in record:

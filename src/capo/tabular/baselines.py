@@ -26,9 +26,10 @@ from capo.checks import between, positive, whole
 from capo.checks import seeds as checked_seeds
 from capo.errors import CapoError, unknown_name
 from capo.progress import Ticker
+from capo.tabular.coordinates import check_pairs
 from capo.tabular.critic import greatest_advantage, single_threaded_blas
 from capo.tabular.kernels import draw_action, normalise_row
-from capo.tabular.mdp import MDP, Floats, check_distribution
+from capo.tabular.mdp import MDP, Floats, check_distribution, require_mdp
 from capo.tabular.result import Result
 from capo.tabular.solver import (
     DEFAULT_TOL,
@@ -97,12 +98,8 @@ class Evaluation:
         return (1 - self.mdp.gamma) * self._solve(mu, transposed=True)
 
 
-def softmax_gradient(mdp: MDP, log_policy: Floats, mu: Floats) -> Floats:
+def softmax_gradient(now: Evaluation, mu: Floats) -> Floats:
     """(S, A) gradient of V_pi(mu) in theta: d_mu(s) pi(a|s) A(s, a) / (1 - gamma)."""
-    return _gradient(Evaluation(mdp, log_policy), mu)
-
-
-def _gradient(now: Evaluation, mu: Floats) -> Floats:
     return now.visitation(mu)[:, None] * now.policy * now.advantage / (1 - now.mdp.gamma)
 
 
@@ -144,6 +141,7 @@ def policy_gradient(
     >>> result.converged
     True
     """
+    require_mdp(mdp)
     kind = stepsize or ("mei" if eta is None else "fixed")
     if kind not in PG_STEPSIZES:
         raise unknown_name("step size of the policy gradient", kind, PG_STEPSIZES)
@@ -158,7 +156,7 @@ def policy_gradient(
         settings = {"step size": words}
 
         def improve(now: Evaluation) -> Floats:
-            return np.asarray(log_normalise(now.log_policy + step * _gradient(now, weights))[0])
+            return np.asarray(log_normalise(now.log_policy + step * softmax_gradient(now, weights))[0])
 
     run = _Run(mdp, "policy gradient", iterations, tol, record_every, callback, progress, settings)
     result = run.ascend(initial_log_policy(mdp, init, theta), improve)
@@ -187,7 +185,7 @@ class _LineSearch:
         self._mu, self._eta = mu, _FIRST_TUNED / 2
 
     def __call__(self, now: Evaluation) -> Evaluation | None:
-        gradient = _gradient(now, self._mu)
+        gradient = softmax_gradient(now, self._mu)
         slope = float((gradient**2).sum())
         before = float(self._mu @ now.values)
         eta = min(2 * self._eta, _MOST_TUNED)
@@ -223,6 +221,7 @@ def natural_policy_gradient(
         eta: step size.
         iterations, tol, init, theta, record_every, callback, progress: as in :func:`capo.solve`.
     """
+    require_mdp(mdp)
     factor = between("eta", positive("eta", eta), 0, MOST_ETA) / (1 - mdp.gamma)
 
     def improve(now: Evaluation) -> Floats:
@@ -252,6 +251,7 @@ def policy_iteration(
         mdp: the MDP.
         iterations, tol, init, callback, progress: as in :func:`capo.solve`; ``iterations`` is a limit here.
     """
+    require_mdp(mdp)
     start = _deterministic(mdp.reward) if init is None else initial_log_policy(mdp, init, None)
     run = _Run(mdp, "policy iteration", iterations, tol, 1, callback, progress, {}, default_tol=False)
 
@@ -284,6 +284,7 @@ def value_iteration(
         iterations, tol, record_every, callback, progress: as in :func:`capo.solve`.
         values: (S,) to start from; zeros if not given.
     """
+    require_mdp(mdp)
     try:
         iterate = np.zeros(mdp.n_states) if values is None else np.asarray(values, np.float64)
     except (TypeError, ValueError):
@@ -326,8 +327,6 @@ class _Run:
     default_tol: bool = True  # whether to stop at 1e-8 where neither a tol nor a number of iterations is given
 
     def __post_init__(self) -> None:
-        if not isinstance(self.mdp, MDP):
-            raise CapoError(f"{self.mdp!r} is not a capo.MDP")
         for name in ("iterations", "record_every"):
             if getattr(self, name) is not None:
                 setattr(self, name, whole(name, getattr(self, name)))
@@ -363,7 +362,7 @@ class _Run:
         now, iteration, due = Evaluation(self.mdp, log_policy), 0, 0
         stopped = ""
         try:
-            with single_threaded_blas():
+            with single_threaded_blas:
                 while True:
                     if iteration in (due, limit):
                         stopped = self._record(now, iteration, limit, ticker)
@@ -455,12 +454,12 @@ def stochastic_npg(
     Returns:
         What :func:`capo.solve_many` returns.
     """
+    require_mdp(mdp)
     if mdp.n_states != 1:
         raise CapoError(f"stochastic_npg works on a bandit, an MDP of one state; this one has {mdp.n_states}")
     rate = positive("eta", eta)
     iterations, which = whole("iterations", iterations), checked_seeds(seeds)
-    if track is not None and not (track[0] == 0 and 0 <= track[1] < mdp.n_actions):
-        raise CapoError(f"track={track!r} must be (0, arm) with arm in 0..{mdp.n_actions - 1}")
+    arm = None if track is None else int(check_pairs([track], mdp, "track")[0, 1])
     first, points = initial_log_policy(mdp, init, theta), record_points(record, iterations)
     started = time.perf_counter()
     rewards = np.ascontiguousarray(mdp.reward[0])
@@ -473,12 +472,13 @@ def stochastic_npg(
             _npg_steps(rewards, rate, row, counts[k, 0], rng.random(int(point) - done))
             done = int(point)
             value[k, i] = np.exp(row) @ rewards / (1 - mdp.gamma)
-            tracked[k, i] = math.exp(row[track[1]]) if track is not None else np.nan
+            tracked[k, i] = math.exp(row[arm]) if arm is not None else np.nan
+        _npg_steps(rewards, rate, row, counts[k, 0], rng.random(iterations - done))
         policies[k, 0] = np.exp(row)
     gap = (rewards.max() - policies[:, 0] @ rewards) / (1 - mdp.gamma)
     seconds = time.perf_counter() - started
-    kept = tracked if track is not None else None
-    return ManyResult(mdp, which, points, value, kept, policies, counts, np.maximum(gap, 0), seconds)
+    kept = tracked if arm is not None else None
+    return ManyResult(mdp, which, iterations, points, value, kept, policies, counts, np.maximum(gap, 0), seconds)
 
 
 _MOST_ODDS = (

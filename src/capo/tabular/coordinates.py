@@ -258,12 +258,12 @@ class Behaviour:
         return check_policy(self.policy, mdp, "behaviour policy")
 
     def cycle_length(self, mdp: MDP) -> int:
-        return -(-mdp.n_states * mdp.n_actions // self.batch_size)
+        return -(-mdp.n_states * mdp.n_actions // int(self.batch_size))
 
     def source(self, mdp: MDP, rng: np.random.Generator) -> WalkSource:
         epsilon = 0.1 if self.epsilon is None else self.epsilon
         mix = 1 - epsilon if self._adaptive else 0.0
-        return _walk_source(mdp, rng, self._fixed(mdp), mix, self.restart, self.horizon, self.batch_size)
+        return _walk_source(mdp, rng, self._fixed(mdp), mix, self.restart, self.horizon, int(self.batch_size))
 
     def covers(self, mdp: MDP) -> Bools:
         return _met(mdp, self.restart)

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,19 +34,33 @@ STALLED_AFTER = 30  # restarts without progress
 SIGN_CRITIC_ABOVE = 5_000  # from this S on a sparse batch is solved by iteration rather than by LU
 
 
-def single_threaded_blas() -> AbstractContextManager[Any]:
-    """BLAS on one thread: at these sizes starting threads costs more than it saves."""
-    limited: AbstractContextManager[Any] = _controller().limit(limits=1, user_api="blas")
-    return limited
+class _SingleThreadedBLAS:
+    """BLAS on one thread while anybody is inside; the last to leave restores the number there was."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._controller: ThreadpoolController | None = None
+        self._limit: Any = None
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._controller is None:  # looking for the libraries takes milliseconds, once
+                self._controller = ThreadpoolController()
+            if not self._inside:
+                self._limit = self._controller.limit(limits=1, user_api="blas")
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._limit.restore_original_limits()
 
 
-_CONTROLLER: list[ThreadpoolController] = []
-
-
-def _controller() -> ThreadpoolController:
-    if not _CONTROLLER:  # looking for the libraries takes milliseconds, once
-        _CONTROLLER.append(ThreadpoolController())
-    return _CONTROLLER[0]
+# At these sizes starting BLAS's threads costs more than it saves. The limit is of the whole process, and OpenBLAS
+# may ignore one set by another thread than the first: solve_many is inside while its threads come and go.
+single_threaded_blas = _SingleThreadedBLAS()
 
 
 @dataclass
@@ -152,7 +166,7 @@ class DenseCritic:
         n = self.mdp.n_states
         transition = self.mdp.policy_transition(self.policy)
         system = np.eye(n) - self.mdp.gamma * (transition.toarray() if sp.issparse(transition) else transition)
-        with single_threaded_blas():
+        with single_threaded_blas:
             self._inverse = np.ascontiguousarray(np.linalg.inv(system))
             self.values: Floats = self._inverse @ (self.policy * self.mdp.reward).sum(axis=1)
         self._pending = 0
@@ -166,7 +180,7 @@ class DenseCritic:
         if k == 0:
             return
         u, w = self._u[:k], self._w[:k]
-        with single_threaded_blas():
+        with single_threaded_blas:
             # The product of the factors is I + U T W with T = (I - L)^-1, L the strict lower part of W U.
             left = np.empty_like(w)
             if np.count_nonzero(w) < FEW_SUCCESSORS * w.size:

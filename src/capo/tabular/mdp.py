@@ -61,11 +61,10 @@ class MDP:
         *,
         terminal: Any = None,
         name: str = "",
-        reward_map: RewardMap | None = None,
     ) -> None:
         self.name = name
         self.gamma = _check_gamma(gamma)
-        self.reward_map = reward_map or RewardMap()
+        self.reward_map = RewardMap()
         self._rows, shape = _transition_rows(transition)
         self.n_states, self.n_actions = shape
         self.is_sparse = sp.issparse(self._rows)
@@ -172,6 +171,14 @@ class MDP:
         changed = object.__new__(MDP)
         changed.__dict__.update(self.__dict__)
         changed.gamma = _check_gamma(gamma)
+        return changed
+
+    def with_start(self, start: Any) -> MDP:
+        """The same MDP with another start distribution (S,)."""
+        changed = object.__new__(MDP)
+        changed.__dict__.update(self.__dict__)
+        changed.start = _check_start(start, self.n_states)
+        changed.start.flags.writeable = False
         return changed
 
     @property
@@ -471,6 +478,12 @@ def _check_start(start: Any, n_states: int) -> Floats:
     if start is None:
         return np.full(n_states, 1 / n_states)
     return check_distribution(start, n_states, "start distribution")
+
+
+def require_mdp(given: Any) -> None:
+    """Raise unless it is an MDP: a name is the likeliest mistake."""
+    if not isinstance(given, MDP):
+        raise CapoError(f"{given!r} is not a capo.MDP; capo.mdps.parse turns a name such as 'chain:10' into one")
 
 
 def check_distribution(given: Any, size: int, what: str, *, positive: bool = False) -> Floats:

@@ -31,7 +31,12 @@ def bandit(rewards: npt.ArrayLike = (10.0, 9.9, 9.9, 0.0), gamma: float = 0.5) -
         raise CapoError(f"rewards={rewards!r} must be a vector of numbers") from None
     if arms.ndim != 1 or arms.size == 0:
         raise CapoError(f"rewards of shape {arms.shape}: a bandit needs a vector with at least one arm")
-    return MDP(np.ones((1, arms.size, 1)), arms[None], gamma, name=f"bandit:{arms.size}")
+    return MDP(
+        np.ones((1, arms.size, 1)),
+        arms[None],
+        gamma,
+        name=f"bandit:{','.join(map(_number, arms))}" if arms.size <= 8 else f"bandit of {arms.size} arms",
+    )
 
 
 def chain(n: int = 10, up_actions: int = 1, stochastic: bool = False, gamma: float = 0.99) -> MDP:
@@ -54,7 +59,9 @@ def chain(n: int = 10, up_actions: int = 1, stochastic: bool = False, gamma: flo
             transition[s, up_actions, min(s + step, n)] += probability
             reward[s, up_actions] += 100 * probability * (s + step >= n)
     start = np.eye(n + 1)[1]
-    return MDP(transition, reward, gamma, start, terminal=[0, n], name=f"chain:{n},{up_actions}")
+    return MDP(
+        transition, reward, gamma, start, terminal=[0, n], name=_spelled(chain, 2, n, up_actions, stochastic)
+    )
 
 
 def grid(
@@ -106,7 +113,14 @@ def grid(
     start = np.ones(n_states)
     start[goal] = 0
     start = start / start.sum() if random_start else np.eye(n_states)[0]
-    return MDP(transition, reward, gamma, start, terminal=[goal], name=f"grid:{size}")
+    return MDP(
+        transition,
+        reward,
+        gamma,
+        start,
+        terminal=[goal],
+        name=_spelled(grid, 1, size, wall, distance_reward, random_start, seed),
+    )
 
 
 def slippery_grid(size: int = 10, slip: float = 0.2, gamma: float = 0.99) -> MDP:
@@ -132,7 +146,7 @@ def slippery_grid(size: int = 10, slip: float = 0.2, gamma: float = 0.99) -> MDP
     pairs = np.repeat(np.arange(n_states * 4, dtype=np.int64), 3)
     transition = sp.coo_array((probability.ravel(), (pairs, target.ravel())), shape=(n_states * 4, n_states))
     reward = np.full((n_states, 4), -1.0)
-    return MDP(transition, reward, gamma, terminal=[n_states - 1], name=f"slippery:{size}")
+    return MDP(transition, reward, gamma, terminal=[n_states - 1], name=_spelled(slippery_grid, 1, size, slip))
 
 
 def garnet(n_states: int = 100, n_actions: int = 4, branching: int = 5, gamma: float = 0.95, seed: int = 0) -> MDP:
@@ -155,7 +169,7 @@ def garnet(n_states: int = 100, n_actions: int = 4, branching: int = 5, gamma: f
     matrix = sp.coo_array((probability.ravel(), (pairs, targets.ravel())), shape=(n_pairs, n_states))
     transition: Any = matrix if n_states > 2000 else matrix.toarray().reshape(n_states, n_actions, n_states)
     reward = rng.random((n_states, n_actions))
-    return MDP(transition, reward, gamma, name=f"garnet:{n_states},{n_actions},{branching}")
+    return MDP(transition, reward, gamma, name=_spelled(garnet, 3, n_states, n_actions, branching, seed))
 
 
 def random(n_states: int = 10, n_actions: int = 4, gamma: float = 0.95, seed: int = 0) -> MDP:
@@ -164,7 +178,8 @@ def random(n_states: int = 10, n_actions: int = 4, gamma: float = 0.95, seed: in
     rng = np.random.default_rng(whole("seed", seed, 0))
     weights = rng.standard_exponential((n_states, n_actions, n_states))
     transition = weights / weights.sum(axis=2, keepdims=True)
-    return MDP(transition, rng.random((n_states, n_actions)), gamma, name=f"random:{n_states},{n_actions}")
+    name = _spelled(random, 2, n_states, n_actions, seed)
+    return MDP(transition, rng.random((n_states, n_actions)), gamma, name=name)
 
 
 def forest(n_states: int = 3, fire: float = 0.1, old: float = 4.0, cut: float = 2.0, gamma: float = 0.95) -> MDP:
@@ -184,7 +199,7 @@ def forest(n_states: int = 3, fire: float = 0.1, old: float = 4.0, cut: float = 
     reward[-1, 0] = old
     reward[1:, 1] = 1
     reward[-1, 1] = cut
-    return MDP(transition, reward, gamma, np.eye(n_states)[0], name=f"forest:{n_states}")
+    return MDP(transition, reward, gamma, np.eye(n_states)[0], name=_spelled(forest, 1, n_states, fire, old, cut))
 
 
 NAMES: dict[str, Callable[..., MDP]] = {
@@ -200,7 +215,8 @@ NAMES: dict[str, Callable[..., MDP]] = {
 
 def parse(text: str, gamma: float | None = None) -> MDP:
     """The MDP a short text names: ``chain:10``, ``chain:10,9``, ``garnet:100,4,5``, ``FrozenLake-v1``,
-    ``file.npz``. Numbers after the colon are the function's first arguments in order.
+    ``file.npz``. What follows the colon are the function's first arguments in order; an MDP's ``name`` is such
+    a text.
 
     Args:
         text: the name.
@@ -224,26 +240,53 @@ def parse(text: str, gamma: float | None = None) -> MDP:
 
 def _call(name: str, arguments: str, options: dict[str, Any]) -> MDP:
     function = NAMES[name]
+    parameters = _parameters(function)
+    parts = arguments.split(",") if arguments else []
+    if name == "bandit" and parts:
+        return bandit([_parsed(name, arguments, part) for part in parts], **options)
+    if len(parts) > len(parameters):
+        raise CapoError(
+            f"{name} takes at most {len(parameters)} numbers ({', '.join(parameters)}), got {arguments}"
+        )
+    given: dict[str, Any] = {
+        parameter: part.strip() if parameter == "wall" else _parsed(name, arguments, part)
+        for parameter, part in zip(parameters, parts, strict=False)
+    }
+    for parameter in ("stochastic", "distance_reward", "random_start"):
+        if given.get(parameter, 0) not in (0, 1):
+            raise CapoError(f"{name}:{arguments}: {parameter} must be 0 or 1")
     try:
-        numbers = [float(part) for part in arguments.split(",")] if arguments else []
+        return function(**given, **options)
+    except CapoError:
+        raise
+    except (MemoryError, ValueError) as error:  # numpy's for an array beyond all memory
+        raise CapoError(f"{name}:{arguments} does not fit into memory: {error}") from None
+
+
+def _parsed(name: str, arguments: str, part: str) -> int | float:
+    try:
+        number = float(part)
     except ValueError:
         raise CapoError(
             f"{name}:{arguments}: the part after the colon must be numbers separated by commas"
         ) from None
-    if name == "bandit" and numbers:
-        return bandit(numbers, **options)
-    parameters = [p for p in inspect.signature(function).parameters if p != "gamma"]
-    if len(numbers) > len(parameters):
-        raise CapoError(
-            f"{name} takes at most {len(parameters)} numbers ({', '.join(parameters)}), got {arguments}"
-        )
-    if not all(math.isfinite(number) for number in numbers):
+    if not math.isfinite(number):
         raise CapoError(f"{name}:{arguments}: the numbers must be finite")
-    values = [int(number) if number == int(number) else number for number in numbers]
-    given: dict[str, Any] = dict(zip(parameters, values, strict=False))
-    if given.get("stochastic", 0) not in (0, 1):
-        raise CapoError(f"{name}:{arguments}: stochastic must be 0 or 1")
-    try:
-        return function(**given, **options)
-    except MemoryError as error:
-        raise CapoError(f"{name}:{arguments} does not fit into memory: {error}") from None
+    return int(number) if number == int(number) else number
+
+
+def _parameters(function: Callable[..., MDP]) -> dict[str, Any]:
+    """The parameters that may stand after the colon, with their usual values."""
+    return {key: p.default for key, p in inspect.signature(function).parameters.items() if key != "gamma"}
+
+
+def _spelled(function: Callable[..., MDP], least: int, *values: Any) -> str:
+    """The text that :func:`parse` turns into the MDP of these arguments; ``least`` of them always stand there."""
+    usual = _parameters(function).values()
+    changed = [i for i, (value, default) in enumerate(zip(values, usual, strict=True), 1) if value != default]
+    name = next(name for name, known in NAMES.items() if known is function)
+    return f"{name}:{','.join(map(_number, values[: max([least, *changed])]))}"
+
+
+def _number(value: Any) -> str:
+    return value if isinstance(value, str) else f"{float(value):.15g}"

@@ -162,6 +162,9 @@ class Result:
         write_atomically(target / "policy.npz", lambda file: np.savez_compressed(file, **arrays))
         summary = {
             "mdp": self.mdp.name,
+            "gamma": self.mdp.gamma,
+            "states": self.mdp.n_states,
+            "actions": self.mdp.n_actions,
             "algorithm": self.algorithm,
             "settings": {key: str(value) for key, value in self.settings.items()},
             "iterations": self.iterations,

@@ -41,8 +41,9 @@ from capo.tabular.critic import (
     encode,
     greatest_advantage,
     require_dense,
+    single_threaded_blas,
 )
-from capo.tabular.mdp import MDP, Bools, Floats, check_distribution
+from capo.tabular.mdp import MDP, Bools, Floats, check_distribution, require_mdp
 from capo.tabular.result import Result, Trace
 from capo.update import StepSize, coordinate_update, log_normalise
 
@@ -175,8 +176,7 @@ def solve(
 
 def make_stepsize(stepsize: str | StepSize, mdp: MDP, allow_violation: bool, **options: float | None) -> StepSize:
     """A checked step size for this MDP, from its name and options or from a :class:`StepSize`."""
-    if not isinstance(mdp, MDP):
-        raise CapoError(f"{mdp!r} is not a capo.MDP; capo.mdps.parse turns a name such as 'chain:10' into one")
+    require_mdp(mdp)
     given = {key: value for key, value in options.items() if value is not None}
     if isinstance(stepsize, StepSize):
         if given:
@@ -619,16 +619,18 @@ class ManyResult:
 
     Attributes:
         seeds: (K,).
+        iterations: of every seed.
         iteration: (R,) record points.
         value: (K, R) V at the start distribution.
         tracked: (K, R) pi(a|s) of the tracked pair; None if none was.
-        policies: (K, S, A) final policies.
+        policies: (K, S, A) policies after the last iteration.
         counts: (K, S, A) visits.
-        gap_bound: (K,) certified bound on V* - V at the end.
+        gap_bound: (K,) certified bound on V* - V at the end, in the states that the rule can meet.
     """
 
     mdp: MDP
     seeds: Ints
+    iterations: int
     iteration: Ints
     value: Floats
     tracked: Floats | None
@@ -639,12 +641,12 @@ class ManyResult:
 
     def __repr__(self) -> str:
         bounds = f"{self.gap_bound.min():.3g} to {self.gap_bound.max():.3g}"
-        what = f"{len(self.seeds)} seeds x {int(self.iteration[-1]):,} iterations on {self.mdp.name}"
+        what = f"{len(self.seeds)} seeds x {self.iterations:,} iterations on {self.mdp.name}"
         return f"<ManyResult: {what}, gap bounds {bounds}, {self.seconds:.3g} s>"
 
     @property
     def updates_per_second(self) -> float:
-        return len(self.seeds) * int(self.iteration[-1]) / self.seconds
+        return len(self.seeds) * self.iterations / self.seconds
 
 
 def solve_many(
@@ -703,17 +705,20 @@ def solve_many(
             done = int(point)
             value[i] = runner.status()[0]
             tracked[i] = np.exp(runner.log_policy[tracked_pair]) if tracked_pair is not None else np.nan
+        runner.advance(problem.limit - done)
         finished += 1
         ticker.show(f"{finished} of {len(which)} seeds, {time.perf_counter() - started:.0f} s")
         return value, tracked, np.exp(runner.log_policy), runner.counts, runner.status()[1]
 
-    with ThreadPoolExecutor(None if threads is None else whole("threads", threads)) as pool:
+    workers = None if threads is None else whole("threads", threads)
+    with single_threaded_blas, ThreadPoolExecutor(workers) as pool:
         rows = list(pool.map(one, which.tolist()))
     ticker.close()
     value, tracked, policies, counts, greatest = (np.array(column) for column in zip(*rows, strict=True))
     return ManyResult(
         mdp,
         which,
+        problem.limit,
         points,
         value,
         tracked if track is not None else None,
@@ -725,10 +730,10 @@ def solve_many(
 
 
 def record_points(record: int | Sequence[int], iterations: int) -> Ints:
-    if np.ndim(record) == 0:
-        spread = np.geomspace(1, iterations + 1, whole("record", record)) - 1
-        return np.unique(np.concatenate([[0], np.round(spread), [iterations]]).astype(np.int64))
-    points = np.unique(np.asarray(record, np.int64))
-    if points.size == 0 or points[0] < 0 or points[-1] > iterations:
-        raise CapoError(f"record: points must lie in 0..{iterations}")
-    return points
+    if isinstance(record, Sequence | np.ndarray):
+        points = np.unique(np.array([whole("record", point, 0) for point in record], np.int64))
+        if points.size == 0 or points[-1] > iterations:
+            raise CapoError(f"record: points must lie in 0..{iterations}")
+        return points
+    spread = np.geomspace(1, iterations + 1, whole("record", record)) - 1
+    return np.unique(np.concatenate([[0], np.round(spread), [iterations]]).astype(np.int64))

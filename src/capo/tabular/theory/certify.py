@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from capo.errors import CapoError
+from capo.checks import whole
 from capo.tabular.critic import single_threaded_blas
 from capo.tabular.result import Result
 from capo.tabular.theory import records, steps, theorems
@@ -30,11 +30,9 @@ def certify(result: Result, *, mu: Any = None, seeds: int = 100, max_steps: int 
     >>> certificate.held, certificate.line("Theorem 2 (cyclic), rate at rho, repaired").status
     (True, 'held')
     """
-    for name, count in (("seeds", seeds), ("max_steps", max_steps)):
-        if isinstance(count, bool) or int(count) != count or count < 1:
-            raise CapoError(f"{name}={count!r} must be a positive integer")
-    with single_threaded_blas():
-        run, book = prepare(result, mu, int(seeds), int(max_steps)), Book()
+    seeds, max_steps = whole("seeds", seeds), whole("max_steps", max_steps)
+    with single_threaded_blas:
+        run, book = prepare(result, mu, seeds, max_steps), Book()
         if result.rule is None or result.trace is None:
             _certify_without_trace(run, book)
         else:
@@ -72,7 +70,8 @@ def _certify_without_trace(run: Run, book: Book) -> None:
         theorems.check_baseline(run, book)
         book.skip("CAPO's lemmas and rates", f"{run.result.algorithm} is not a CAPO update")
     else:
-        book.skip("CAPO's lemmas and rates", "no update was made")
+        too_large = "the MDP has too many pairs for a trace of the updates to be kept"
+        book.skip("CAPO's lemmas and rates", too_large if run.result.iterations else "no update was made")
 
 
 def _title(run: Run) -> str:
