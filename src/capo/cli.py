@@ -57,6 +57,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MemoryError as error:
         print(f"capo: error: out of memory: {error}", file=sys.stderr)
         return 2
+    except RuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):  # jax's word for it, on every device
+            raise
+        print(
+            f"capo: error: out of memory: {error}; set a smaller batch_size, or run fewer seeds", file=sys.stderr
+        )
+        return 2
     except KeyboardInterrupt:
         print("\ncapo: interrupted", file=sys.stderr)
         return 130

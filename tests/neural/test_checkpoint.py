@@ -170,13 +170,15 @@ def test_the_store_keeps_the_last_and_asks_before_it_steps_back(tmp_path: Path) 
     newest = store.load()
     assert newest is not None
     assert newest.content["frames"] == 1000
+    assert checkpoint.frames_of(newest.path) == 1000
     store.paths()[-1].write_bytes(b"rubbish")
     with pytest.raises(CapoError, match=r"not a checkpoint.*checkpoint-000000000200.*--use-previous"):
         store.load()
     previous = store.load(use_previous=True)
     assert previous is not None
     assert bits(previous.restore(make_state())) == bits(make_state(200))
-    store.drop_after(previous.path)
+    store.set_aside_after(previous.path)
+    assert (store.folder / "checkpoint-000000001000.safetensors.unreadable").read_bytes() == b"rubbish"
     store.paths()[0].write_bytes(b"")
     with pytest.raises(CapoError, match="only one"):
         store.load()

@@ -20,7 +20,7 @@ from capo.envs.gym import GymEnv
 from capo.envs.minatar import LOOP_TURNS, NAMES
 from capo.envs.straight import straight
 from capo.errors import CapoError
-from capo.neural import replay
+from capo.neural import algorithms, replay
 from capo.neural.config import NCAPOConfig
 from capo.neural.host import Collector
 from capo.neural.loop import make_learner
@@ -86,6 +86,49 @@ def test_every_autoreset_mode_gives_the_same_transitions(mode):
         np.testing.assert_array_equal(obs[:, 1:][goes_on], successor[:, :-1][goes_on])
         np.testing.assert_array_equal(step[:, 1:][~goes_on], 0)  # and every end is followed by a start
     assert returns > 10
+
+
+def test_an_on_policy_learner_gets_no_steps_of_an_earlier_policy():
+    config = NCAPOConfig(n_envs=6, rollout_length=4)
+    rng = np.random.default_rng(0)
+
+    def collector(fresh):
+        env = envs.make(gymnasium.make_vec("CartPole-v1", num_envs=3, vectorization_mode="sync"))
+        spec = replay.spec_for(config, env.observation_shape, env.observation_dtype, True)
+        return Collector(env.open(3), spec, seed=0, fresh=fresh)
+
+    fresh, usual = collector(True), collector(False)
+    stale = 0
+    for policy in range(20):
+
+        def behave(obs, step, policy=policy):
+            del step
+            return rng.integers(0, 2, len(obs)), np.full(len(obs), -policy, np.float32)
+
+        assert (fresh.collect(behave, 6)[0].log_mu == -policy).all()
+        stale += int((usual.collect(behave, 6)[0].log_mu != -policy).sum())
+    assert stale > 0  # without it there are some
+    assert [algorithms.by_name(name).on_policy for name in ("a2c", "ppo", "ncapo", "offpac", "rainbow")] == [
+        True, True, False, False, False,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("where", ["each", "all"])
+def test_copies_of_a_vector_environment_keep_its_wrappers(where):
+    def times_seven(env):
+        return gymnasium.wrappers.TransformReward(env, lambda reward: 7 * reward)
+
+    if where == "each":
+        made = gymnasium.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync", wrappers=[times_seven])
+    else:
+        made = gymnasium.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync")
+        made = gymnasium.wrappers.vector.TransformReward(made, lambda reward: 7 * reward)
+    copies = GymEnv(made).open_for_evaluation(2)
+    if where == "all":
+        assert copies is None  # one alone cannot be made: the vector itself is played
+        copies = GymEnv(made).open(2)
+    copies.reset(0)
+    assert copies.step(np.zeros(2, np.int64)).reward.tolist() == [7.0, 7.0]
 
 
 def test_an_environment_that_reuses_its_array_does_not_leak_into_the_next_episode():

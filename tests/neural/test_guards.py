@@ -134,6 +134,40 @@ def test_a_full_disk_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.Monke
     assert metrics(out) == metrics(reference)
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_disk_that_is_full_for_the_log_is_said_and_keeps_no_folder_locked(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    capo.NCAPO(ENV, out=out, log_every=80, **TINY_640).learn(160, horizon=640)
+    kept = (out / "metrics.csv").read_bytes()
+    agent = capo.NCAPO.resume(out)
+    (out / "metrics.csv").unlink()
+    (out / "metrics.csv").symlink_to("/dev/full")
+    with pytest.raises(capo.CapoError, match="disk is full"):
+        agent.learn(480)
+    (out / "metrics.csv").unlink()
+    (out / "metrics.csv").write_bytes(kept)
+    assert capo.NCAPO.resume(out).learn(80).frames >= 240
+
+
+def test_a_program_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "available_memory", lambda _: 1000)
+    with pytest.raises(
+        capo.CapoError, match=r"needs [\d,]+ MB beside its state, but 0 MB are free: set a smaller"
+    ):
+        capo.NCAPO(ENV, **TINY_640).learn(64)
+
+
+def test_jax_out_of_memory_is_an_error_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def exhausted(*_: Any, **__: Any) -> None:
+        raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes.")
+
+    monkeypatch.setattr(capo.NCAPO, "learn", exhausted)
+    assert main(["train", ENV, "--frames", "64", "--out", str(tmp_path / "run")]) == 2
+    assert "\ncapo: error: out of memory: RESOURCE_EXHAUSTED" in capsys.readouterr().err
+
+
 def test_a_disk_that_is_full_at_the_start_keeps_no_folder_locked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -236,6 +236,32 @@ def test_a_run_without_curves_leaves_the_others(tmp_path: Path, text: str | None
         folders.read([tmp_path / "empty"])
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"seeds": None}, {"seeds": ["x"]}, {"env": None, "environment": None}],
+    ids=lambda c: str(sorted(c)),
+)
+def test_odd_settings_leave_a_page(tmp_path: Path, changes: dict[str, Any]) -> None:
+    make_result(tmp_path, "breakout", "ncapo", 40.0)
+    run = make_run(tmp_path / "runs" / "odd", algorithm="ppo")
+    config = json.loads((run / "config.json").read_text()) | changes
+    (run / "config.json").write_text(json.dumps(config))
+    (run / "play.gif").symlink_to(tmp_path / "gone.gif")
+    content = make_page(tmp_path)
+    labels = [one["label"] for environment in content["environments"] for one in environment["series"]]
+    assert sorted(labels) == ["NCAPO", "PPO"]
+
+
+def test_rewards_of_different_noise_are_different_curves(tmp_path: Path) -> None:
+    for noise, first in ((0.0, 0), (10.0, 5)):
+        file = make_result(tmp_path / str(noise), "breakout", "ncapo", 40.0, reward_noise=noise)
+        content = json.loads(file.read_text())
+        for seed in content["seeds"]:
+            seed["seed"] += first
+        file.write_text(json.dumps(content))
+    assert len(make_page(tmp_path / "0.0", tmp_path / "10.0")["environments"][0]["series"]) == 2
+
+
 def test_mixed_versions_are_said(tmp_path: Path) -> None:
     make_run(tmp_path / "a", seeds=(0, 1))
     make_run(tmp_path / "b", seeds=(2, 3), versions=VERSIONS | {"capo-rl": "0.2.0"})

@@ -45,9 +45,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Evaluate and print; in a run's folder, evaluation.json is replaced."""
     agent = load_agent(arguments.agent)
     evaluation = agent.evaluate(arguments.episodes, deterministic=arguments.deterministic, seed=arguments.seed)
-    print(f"{agent.algorithm} on {agent.env.name} after {agent.frames:,} frames: {evaluation}")
+    print(f"{agent.algorithm} on {agent.env.name} after {evaluation.frames:,} frames: {evaluation}")
     if len(agent.seeds) > 1:
-        for seed, mean in zip(agent.seeds, evaluation.returns.mean(axis=1), strict=True):
+        for seed, mean in zip(evaluation.seeds, evaluation.returns.mean(axis=1), strict=True):
             print(f"  seed {seed}: {mean:.4g}")
     if arguments.agent.is_dir():
         from capo.neural.run import EVALUATION, write_evaluation

@@ -199,19 +199,27 @@ class GymEnv:
     def _make_one(self, **more: Any) -> Any:
         import gymnasium
 
+        wrappers: Any = ()
+        made_of: Any
         if isinstance(self._source, str):
-            name, arguments = _split(self._source)
+            made_of, arguments = _split(self._source)
         elif not self._vector:
             return copy.deepcopy(self._source)
-        elif self._source.spec is None:
-            raise CapoError("this vector environment does not say what it is made of")
         else:
-            name, given = self._source.spec.id, self._source.spec.kwargs
-            arguments = {key: value for key, value in given.items() if key not in _OF_VECTORS}
+            if self._source.spec is None or isinstance(self._source, gymnasium.vector.VectorWrapper):
+                raise CapoError("of this vector environment no single one can be made: it does not say how")
+            made_of = copy.copy(self._source.spec)  # with the wrappers of each, if they say how they were made
+            arguments = {key: value for key, value in made_of.kwargs.items() if key not in _OF_VECTORS}
+            wrappers = made_of.kwargs.get("wrappers") or ()
+            made_of.kwargs = {}
         try:
-            return gymnasium.make(name, **{**arguments, **more})
+            env = gymnasium.make(made_of, **{**arguments, **more})
+            for wrapper in wrappers:
+                env = wrapper(env)
         except Exception as error:  # also what the environment's own constructor raises
+            name = made_of if isinstance(made_of, str) else made_of.id
             raise CapoError(f"Gymnasium cannot make {name!r}: {_words(error)}") from error
+        return env
 
 
 _SPACES = ("observation_space", "action_space")

@@ -278,10 +278,11 @@ def _exact_table(summary: dict[str, Any]) -> str:
     rows = []
     for name, (title, _) in CHAINS.items():
         found = [row for row in summary["exact"] if row["chain"] == name]
-        firsts = ["not reached" if row["first"] is None else f"{row['first']}" for row in found]
+        firsts = ["-" if row["first"] is None else f"{row['first']}" for row in found]
         rows.append([title, *firsts])
     return text_table(
-        "Exact tabular algorithms: iterations to the optimum. CAPO has no rate; Off-PAC by gradient steps eta",
+        "Exact tabular algorithms: iterations to the optimum (-: not reached). CAPO has no rate; Off-PAC by "
+        "gradient steps eta",
         ["", "Batch CAPO", "Cyclic (1 pair)", *(f"eta {eta:g}" for eta in ETAS)],
         rows,
     )

@@ -39,7 +39,7 @@ from capo.provenance import provenance, versions
 LOG_EVERY = 10_000  # frames of a seed between two log points, if the run is long enough
 LOG_EVERY_HOST = 2_000  # the same where the host steps the environment
 LOG_POINTS = 20  # at least, in a short run
-PREDICT_STREAM, EVALUATE_STREAM = 101, 102  # folded into keys, so that no stream is the training's
+PREDICT_STREAM, EVALUATE_STREAM = 2**31 - 2, 2**31 - 1  # folded into keys; training folds in its iterations
 
 Callback = Callable[["Agent", Rows], bool | None]
 
@@ -446,7 +446,7 @@ class Agent:
             else:
                 agent = cls._from_checkpoint(saved, env)
                 _check_same_settings(path, cls._settings().from_dict(config["config"]), agent.config)
-                run.store.drop_after(saved.path)
+                run.store.set_aside_after(saved.path)
             short = run.cut_logs({} if saved is None else saved.content["logs"])
         finally:
             run.close()

@@ -56,6 +56,7 @@ class Algorithm(ABC):
     name: ClassVar[str]
     Config: ClassVar[type[Settings]]
     explores: ClassVar[bool] = False  # whether exploration follows a schedule, logged as "epsilon"
+    on_policy: ClassVar[bool] = False  # whether it learns from steps of the present policy alone
     samples: ClassVar[bool] = True  # whether the policy is stochastic; if not, the best action is always taken
 
     def __init__(self, config: Any, env: Any) -> None:

@@ -303,6 +303,11 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def frames_of(path: Path) -> int:
+    """The frames at which a checkpoint was made, by its name."""
+    return int(path.name.removeprefix("checkpoint-").removesuffix(SUFFIX))
+
+
 class CheckpointStore:
     """The checkpoints of one run: ``checkpoint-<frames>.safetensors``, the last ``keep`` of them."""
 
@@ -349,11 +354,12 @@ class CheckpointStore:
             )
         return None
 
-    def drop_after(self, path: Path) -> None:
-        """Remove the checkpoints newer than ``path`` (the damaged ones that were stepped over)."""
+    def set_aside_after(self, path: Path) -> None:
+        """Rename the checkpoints newer than ``path``: they could not be read, here and now."""
         for other in self.paths():
             if other > path:
-                other.unlink(missing_ok=True)
+                with disk_errors(other):
+                    other.replace(other.with_suffix(f"{SUFFIX}.unreadable"))
 
     def clean(self) -> None:
         """Remove what a killed process left half written."""

@@ -33,10 +33,16 @@ class Collector:
     an iteration takes the oldest complete rollouts and leaves the rest for the next one. A single
     environment simply gives its rollouts one after another. In both cases a rollout is not continued by the
     one in its place in the next iteration, and ends as if truncated.
+
+    Args:
+        envs: to step.
+        spec: shapes of the rollouts.
+        seed: of the environments.
+        fresh: whether what is left is forgotten instead, since an earlier policy took it.
     """
 
-    def __init__(self, envs: HostEnvs, spec: replay.ReplaySpec, seed: int) -> None:
-        self._envs, self._spec = envs, spec
+    def __init__(self, envs: HostEnvs, spec: replay.ReplaySpec, seed: int, fresh: bool = False) -> None:
+        self._envs, self._spec, self._fresh = envs, spec, fresh
         n = envs.n
         self._continued = n == spec.n_envs and not envs.skips
         self.steps = 0  # of all environments, since the last complete iteration
@@ -50,6 +56,9 @@ class Collector:
         """``n_rollouts`` rollouts of ``behave(obs, step) -> (actions, log_mu)``, and the episodes' ends."""
         returns: list[float] = []
         lengths: list[int] = []
+        if self._fresh:
+            self._filled[:] = 0
+            self._complete = []
         step = self.steps = 0
         while len(self._complete) < n_rollouts:
             action, log_mu = behave(self._obs, step)
@@ -270,7 +279,7 @@ class HostLearner(_Learner):
         with naming(self.env.name):
             envs = self.env.open(self.config.n_envs)
             self._closing = weakref.finalize(self, envs.close)  # also when nobody wants the learner any more
-            self._collector = Collector(envs, self.replay, seed)
+            self._collector = Collector(envs, self.replay, seed, self.algorithm.on_policy)
 
     def close(self) -> None:
         """Close the environments that were opened for training; another :meth:`run` opens new ones."""

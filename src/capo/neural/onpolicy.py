@@ -98,6 +98,8 @@ def policy_and_value(spec: NetworkSpec, params: Params, obs: Array, action: Arra
 class OnPolicy(Algorithm):
     """An actor and a state value that learn from each iteration's rollouts and then forget them."""
 
+    on_policy = True
+
     def _network(self, observation_shape: tuple[int, ...], n_actions: int) -> NetworkSpec:
         return replace(super()._network(observation_shape, n_actions), critic_outputs=1)
 

@@ -24,7 +24,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -269,7 +269,8 @@ class RunFolder:
     def close(self) -> None:
         """Close the logs and let other processes have the folder."""
         for file in self._files.values():
-            file.close()
+            with suppress(OSError):  # of a full disk: what could not be written was said by the one who wrote it
+                file.close()
         self._files = {}
         if self._lock is not None:
             os.close(self._lock)

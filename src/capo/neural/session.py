@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from capo.envs.gym import EnvironmentFailed
 from capo.errors import CapoError, CapoWarning
 from capo.neural import checkpoint
 from capo.neural.checkpoint import DiskError
+from capo.neural.loop import available_memory
 from capo.neural.progress import Reporter
 from capo.neural.run import Interrupted, Interrupts, Interval, RunFolder
 from capo.neural.training import BadEnvironment, Diverged, Part, Rows, Training
@@ -76,7 +78,7 @@ class Session:
         self._check_space(self.run)
         paths = self.run.store.paths()
         if paths and not new_plan:
-            self.last, self._saved_frames = paths[-1], self.training.total_frames
+            self.last, self._saved_frames = paths[-1], checkpoint.frames_of(paths[-1])
         else:
             self._checkpoint()
 
@@ -132,8 +134,21 @@ class Session:
         if learner.compile_seconds is None and self.training.iteration < self.training.target:
             self.shown.message("compiling the training program (once a process) ...")
             seconds, memory = learner.compile(), learner.compiled_memory()
+            if memory is not None:
+                self._refuse_what_does_not_fit(memory)
             needed = "" if memory is None else f"; it needs {memory / 1e6:,.0f} MB, its state included"
             self.shown.message(f"compiled in {seconds:.1f} s{needed}")
+
+    def _refuse_what_does_not_fit(self, memory: int) -> None:
+        """Raise if the device has no room for what the program needs beside its state, which is there already."""
+        learner = self.training.learner
+        work = memory - sum(leaf.nbytes for part in self.training.parts for leaf in jax.tree.leaves(part.state))
+        free = available_memory(learner.n_devices)
+        if free is not None and work > free:
+            raise CapoError(
+                f"the training program needs {work / 1e6:,.0f} MB beside its state, but {free / 1e6:,.0f} MB are "
+                "free: set a smaller batch_size or n_envs, or run fewer seeds"
+            )
 
     def _advance(self, part: Part) -> Rows:
         try:

@@ -11,6 +11,7 @@ import csv
 import io
 import json
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -166,12 +167,13 @@ def _has_result(run: Path, results: Sequence[Record]) -> bool:
         config = _read_json(run / CONFIG)
     except Unreadable:
         return False
-    env = config.get("env") or config.get("environment", {}).get("name")
+    named = config.get("environment")
+    env = config.get("env") or (named.get("name") if isinstance(named, Mapping) else None)
     key = (env, config.get("algorithm"), config.get("preset"), config.get("frames"), config.get("config"))
-    seeds = set(config.get("seeds", ()))
-    return any(
+    seeds = _seeds(config)
+    return seeds is not None and any(
         (one.env + one.noise, one.algorithm, one.preset, one.frames, one.settings) == key
-        and seeds <= set(one.seeds)
+        and set(seeds) <= set(one.seeds)
         for one in results
     )
 
@@ -194,7 +196,7 @@ def _is_result(file: Path) -> bool:
 
 def read_run(path: Path) -> Record:
     """A run's folder; never fails, see :attr:`Record.problems`."""
-    record = Record(path, gifs=sorted(path.glob("*.gif")))
+    record = Record(path, gifs=sorted(one for one in path.glob("*.gif") if os.access(one, os.R_OK)))
     try:
         _take_config(record, _read_json(path / CONFIG))
     except Unreadable as error:
@@ -236,6 +238,12 @@ def _stopped(last: int, planned: int | None) -> str:
     return f"stops at frame {last:,} of {planned:,}: drawn as far as it goes, left out of the final table"
 
 
+def _seeds(config: Mapping[str, Any]) -> list[int] | None:
+    """The seeds of a run; None if they are no list of integers."""
+    given = config.get("seeds")
+    return given if isinstance(given, list) and all(isinstance(seed, int) for seed in given) else None
+
+
 def _take_config(record: Record, config: Mapping[str, Any]) -> None:
     environment = config.get("environment")
     name = environment.get("name") if isinstance(environment, Mapping) else None
@@ -246,8 +254,9 @@ def _take_config(record: Record, config: Mapping[str, Any]) -> None:
         record.settings = dict(config["config"])
     if isinstance(config.get("frames"), int):
         record.frames = config["frames"]
-    if isinstance(config.get("seeds"), list):
-        record.seeds = [int(seed) for seed in config["seeds"]]
+    record.seeds = list(_seeds(config) or ())
+    if not record.seeds and "seeds" in config:
+        record.problem(CONFIG, f"names no seeds ({config['seeds']!r}); those of {METRICS} are drawn")
     missing = [key for key in ("algorithm", "env", "config", "seeds", "frames", "versions") if key not in config]
     if missing:
         record.problem(CONFIG, f"was written by another version of capo (no {', '.join(missing)})")

@@ -164,7 +164,7 @@ def group(records: Sequence[Record]) -> list[Series]:
     """Records as series: those that differ in their seeds alone are one; names and colours are given here."""
     found: dict[str, list[Record]] = {}
     for record in records:
-        same = [record.env, record.algorithm, record.preset, record.frames, record.settings]
+        same = [record.env, record.noise, record.algorithm, record.preset, record.frames, record.settings]
         key = json.dumps(same, default=str, sort_keys=True)
         if not record.settings or any(set(one.seeds) & set(record.seeds) for one in found.get(key, ())):
             key += str(record.path)  # settings that are lost may differ; the same seed twice is no new seed
