@@ -314,6 +314,19 @@ def test_values_at_the_end_of_the_atoms_are_said(value: float, settings: dict[st
     assert [str(warning.message).startswith("seed 3: the mean value is ") for warning in caught] == [True] * said
 
 
+def test_before_learning_starts_there_is_no_loss_to_log() -> None:
+    """Neither a zero, nor one in the mean of the iterations that did learn."""
+    rows: list[dict[str, float]] = []
+    settings: dict[str, Any] = {"n_envs": 4, "rollout_length": 4, "replay_transitions": 200, "width": 8}
+    settings |= {"gradient_steps": 2, "batch_size": 8, "learning_starts": 48}
+    agent = capo.Rainbow("probe-both", log_every=32, **settings)
+    agent.learn(96, callback=lambda _, new: rows.extend(new))
+    assert [row["frames"] for row in rows] == [32, 64, 96]
+    assert [np.isfinite(row["critic_loss"]) for row in rows] == [False, True, True]
+    assert rows[1]["critic_loss"] > 0.5 * rows[2]["critic_loss"]
+    assert rows[1]["grad_norm"] > 0
+
+
 def test_returns_far_below_zero_are_within_the_default() -> None:
     assert RainbowConfig.preset("default", "Acrobot-v1").v_min <= -100
 

@@ -27,6 +27,8 @@ Array = Any
 PyTree = Any
 Metrics = dict[str, Array]
 
+OF_LEARNING = ("critic_loss", "value", "grad_norm")  # metrics of the updates alone: none before they begin
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -146,7 +148,7 @@ class Algorithm(ABC):
 
         Returns:
             The state with the networks, optimiser and replay moved on, and scalars to log; among them
-            ``grad_norm`` and ``critic_loss``.
+            ``grad_norm`` and ``critic_loss``; ``learnt``, 1 or 0, if it may learn nothing in an iteration.
         """
 
     # What a run says about itself -------------------------------------------------------------------------

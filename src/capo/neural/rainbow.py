@@ -21,7 +21,16 @@ import numpy as np
 import optax
 
 from capo.neural import networks, noisy, transitions
-from capo.neural.algorithm import Algorithm, Metrics, TrainState, finite, global_norm, linear, scan_means
+from capo.neural.algorithm import (
+    OF_LEARNING,
+    Algorithm,
+    Metrics,
+    TrainState,
+    finite,
+    global_norm,
+    linear,
+    scan_means,
+)
 from capo.neural.critic import two_hot
 from capo.neural.networks import Inputs, NetworkSpec, Params
 from capo.neural.replay import Rollout
@@ -319,14 +328,14 @@ class RainbowAlgorithm(Algorithm):
             return scan_means(step, carry, (uniform, noise))
 
         def nothing(carry: Any) -> tuple[Any, Metrics]:
-            return carry, {name: jnp.zeros(()) for name in ("critic_loss", "value", "grad_norm")}
+            return carry, {name: jnp.zeros(()) for name in OF_LEARNING}
 
         started = self._steps_so_far(iteration) > max(config.n_step, -(-config.learning_starts // config.n_envs))
         carry = (state.params, state.optimiser, ring.priority, ring.largest)
         (params, opt_state, priority, largest), metrics = jax.lax.cond(started, steps, nothing, carry)
         before, after = (self._steps_so_far(iteration - i) * config.n_envs // config.target_every for i in (1, 0))
         target = jax.tree.map(lambda old, new: jnp.where(after > before, new, old), state.target, params)
-        metrics |= {"learning_rate": rate, "finite": finite(params)}
+        metrics |= {"learning_rate": rate, "finite": finite(params), "learnt": started.astype(jnp.float32)}
         ring = ring._replace(priority=priority, largest=largest)
         return replace(state, params=params, target=target, optimiser=opt_state, replay=ring), metrics
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from capo.errors import CapoError
+from capo.neural.algorithm import OF_LEARNING
 from capo.neural.checkpoint import Checkpoint
 
 PyTree = Any
@@ -133,10 +134,14 @@ class Training:
         return rows
 
     def _rows(self, part: Part, metrics: Mapping[str, Any], seconds: float) -> Rows:
-        """One row per seed: counts summed, episode statistics weighted by episodes, the rest averaged."""
+        """One row per seed: counts summed, episode statistics weighted by episodes, the rest averaged.
+
+        What is of learning is averaged over the iterations that learnt: before Rainbow begins to, there is none.
+        """
         frames = int(self.learner.frames_per_iteration)
         columns = {name: np.asarray(values, np.float64) for name, values in metrics.items()}
         episodes = columns.pop("episodes")
+        learnt = columns.pop("learnt", np.ones_like(episodes))
         for guard in ("finite", *_GIVEN):  # always 1 in a row that is written
             columns.pop(guard, None)
         rows = []
@@ -150,9 +155,10 @@ class Training:
             }
             for name in sorted(columns, key=_order):
                 values = columns[name]
-                if name.startswith("episode_"):
-                    total = np.where(count > 0, values[:, index], 0.0) @ count
-                    row[name] = float(total / count.sum()) if count.any() else math.nan
+                if name.startswith("episode_") or name in OF_LEARNING:
+                    weight = learnt[:, index] if name in OF_LEARNING else count
+                    total = np.where(weight > 0, values[:, index], 0.0) @ weight
+                    row[name] = float(total / weight.sum()) if weight.any() else math.nan
                 else:
                     row[name] = float(values[:, index].mean())
             row["elapsed_seconds"] = self.elapsed
