@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from capo.commands.common import positive_integer
 from capo.errors import CapoError, unknown_name
-from capo.experiments.common import Experiment, read_json
+from capo.experiments.common import Experiment
 from capo.files import prepare_folder
 from capo.report import figures
 
@@ -151,22 +151,25 @@ def reproduce(options: argparse.Namespace) -> int:
 def _refuse_full_data(out: Path) -> None:
     """Raise if ``out`` holds data of a full run, which a quick one would replace."""
     for file in sorted(out.glob("*.json")):
-        try:
-            content = json.loads(file.read_bytes())
-        except (OSError, ValueError):
-            continue
-        if isinstance(content, dict) and content.get("quick") is False:
+        if _content(file).get("quick") is False:
             raise CapoError(f"{file} is of a full run, which --quick would replace: give another folder as --out")
 
 
 def _refuse_another(folder: Path, name: str) -> None:
     """Raise if the folder holds another experiment's data: their files have the same names."""
     summary = folder / "summary.json"
-    if not summary.exists():
-        return
-    found = read_json(summary).get("experiment")
-    if found is not None and found != name:
+    found = _content(summary).get("experiment", name)
+    if found != name:
         raise CapoError(f"{summary} is of the experiment {found!r}, not of {name!r}: give another folder as --out")
+
+
+def _content(file: Path) -> dict[str, Any]:
+    """A JSON file's dictionary; an empty one if there is none, or not one that can be read."""
+    try:
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def _own_options(options: argparse.Namespace) -> dict[str, Any]:
