@@ -5,6 +5,7 @@
     python benchmarks/gpu.py --games asterix seaquest --cases default:10
     python benchmarks/gpu.py --profile official:64 default:64      kernels by time, and launches an iteration
     python benchmarks/gpu.py --envs                                the games alone, with loops and without
+    python benchmarks/gpu.py --out results/gpu/speed.json --table  only the table of what is there
 
 A case is ``NAME:SEEDS``, or ``NAME:SEEDS:key=value,key=value`` with settings changed. Names are NCAPO's presets,
 and ``ALGORITHM/PRESET`` for another algorithm. Preset ``default`` learns from 6.4 replayed transitions a frame (32
@@ -358,6 +359,7 @@ def main() -> None:
     parser.add_argument("--compile-only", action="store_true", help="with --ahead and --compiled: measure nothing")
     parser.add_argument("--compile-one", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help="file to write, kept up to date as rows come")
+    parser.add_argument("--table", action="store_true", help="measure nothing: the table of what --out has")
     options = parser.parse_args()
     import jax
 
@@ -375,7 +377,7 @@ def main() -> None:
         compiled.mkdir(parents=True, exist_ok=True)
         os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
         jax.config.update("jax_compilation_cache_dir", str(compiled))
-    jax.devices()  # so that provenance names the accelerator
+    device = jax.devices()[0].device_kind  # looked at first, so that provenance names the accelerator
     begin = time.perf_counter()
     games = options.games or GAMES[:1]
     wanted = [(game, case) for game in games for case in options.profile or options.cases or [*CASES, *SHAPES]]
@@ -388,6 +390,13 @@ def main() -> None:
     limits: dict[str, float] = {}  # operations a second by number format; bytes a second; of this run
     made = stored.get("made_by", [])
     makers: list[dict[str, Any]] = made if isinstance(made, list) else [made]
+    measured_on = sorted({kind for maker in makers for kind in maker["hardware"]["devices"]})
+    if options.table:
+        print(table(rows))
+        print(f"\nmeasured on: {', '.join(measured_on)}")
+        return
+    if measured_on and measured_on != [device]:
+        sys.exit(f"{options.out} is of {', '.join(measured_on)}, this is {device}: give another file as --out")
     if options.ahead and not (options.profile or options.envs):
         there = {(row["game"], row.get("case"), row.get("settings")) for row in rows}
         new = [
