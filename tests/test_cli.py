@@ -7,7 +7,8 @@ import sys
 import numpy as np
 import pytest
 
-from capo import cli, mdps
+from capo import CapoError, cli, mdps
+from capo.commands import reproduce
 
 
 def run(capsys, *arguments):
@@ -167,6 +168,24 @@ def test_another_experiment_s_folder_is_refused(tmp_path, capsys):
         (tmp_path / name).write_text("a\n1\n")
     assert cli.main(["reproduce", "rates", "--draw-only", "--out", str(tmp_path)]) == 2
     assert "summary.json is damaged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("file", "of", "owners"),
+    [
+        ("breakout-ncapo-default.json", "minatar", {"minatar", "noise", "ablation"}),
+        ("chain.json", "ablation, chain", {"ablation"}),
+        ("summary.json", "noise", {"noise"}),
+    ],
+)
+def test_every_file_says_whose_a_folder_is(tmp_path, file, of, owners):
+    (tmp_path / file).write_text(json.dumps({"experiment": of, "quick": True}))
+    for name in reproduce.EXPERIMENTS:
+        if name in owners:
+            reproduce._refuse_another(tmp_path, name)
+        else:
+            with pytest.raises(CapoError, match=f"not of '{name}'"):
+                reproduce._refuse_another(tmp_path, name)
 
 
 def test_python_dash_m_is_the_same_command():

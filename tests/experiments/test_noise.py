@@ -120,6 +120,18 @@ def test_wrong_signs_hurt_the_log_step_more_than_a_fixed_one(folder):
         assert late["random", "sign", key, 2.0] == pytest.approx(1, abs=1e-6)
 
 
+def test_a_tabular_part_that_is_not_whole_is_computed_again(folder, tmp_path):
+    assert noise._has_tabular(folder, quick=True)
+    assert not noise._has_tabular(folder, quick=False)
+    for name in noise.TABULAR:
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    for damaged in ('{"experiment": "noi', '{"experiment": "noise"}'):
+        (tmp_path / "summary.json").write_text(damaged)
+        assert not noise._has_tabular(tmp_path, quick=True)
+    (tmp_path / noise.TABULAR[0]).unlink()
+    assert not noise._has_tabular(tmp_path, quick=True)
+
+
 def test_report_and_figures_need_the_files_only(folder, tmp_path, monkeypatch):
     summary = json.loads((folder / "summary.json").read_text())
     assert {"versions", "commit", "hardware", "quick", "tabular"} <= set(summary)

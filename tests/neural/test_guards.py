@@ -157,6 +157,32 @@ def test_a_program_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch)
         capo.NCAPO(ENV, **TINY_640).learn(64)
 
 
+def test_what_does_not_fit_leaves_no_run_behind_and_is_refused_every_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    agent = capo.NCAPO(ENV, out=out, **TINY_640)
+    with monkeypatch.context() as full:
+        full.setattr(session, "available_memory", lambda _: 1000)
+        for _ in range(2):
+            with pytest.raises(capo.CapoError, match="MB are free"):
+                agent.learn(64)
+            assert not out.exists()
+    out.mkdir()
+    (out / "notes.txt").write_text("mine")
+    with monkeypatch.context() as full:
+        full.setattr(session, "available_memory", lambda _: 1000)
+        with pytest.raises(capo.CapoError, match="MB are free"):
+            agent.learn(64)
+    assert [path.name for path in out.iterdir()] == ["notes.txt"]
+    assert agent.learn(64).frames == 64
+    kept = sorted(out.rglob("*"))
+    monkeypatch.setattr(session, "available_memory", lambda _: 1000)
+    with pytest.raises(capo.CapoError, match="MB are free"):
+        capo.NCAPO.resume(out).learn(64)
+    assert sorted(out.rglob("*")) == kept
+
+
 def test_jax_out_of_memory_is_an_error_in_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

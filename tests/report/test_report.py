@@ -247,6 +247,7 @@ def test_odd_settings_leave_a_page(tmp_path: Path, changes: dict[str, Any]) -> N
     config = json.loads((run / "config.json").read_text()) | changes
     (run / "config.json").write_text(json.dumps(config))
     (run / "play.gif").symlink_to(tmp_path / "gone.gif")
+    (run / "folder.gif").mkdir()
     content = make_page(tmp_path)
     labels = [one["label"] for environment in content["environments"] for one in environment["series"]]
     assert sorted(labels) == ["NCAPO", "PPO"]
@@ -276,6 +277,19 @@ def test_an_evaluation_of_an_earlier_frame_is_not_the_final_one(tmp_path: Path) 
     content = make_page(run)
     assert any("is of frame 500 and not of the finished run" in problem for problem in content["problems"])
     assert "training episodes" in content["environments"][0]["series"][0]["row"]["how"]
+
+
+def test_an_evaluation_without_every_seed_is_not_the_final_one(tmp_path: Path) -> None:
+    """Of a run whose seeds train one after another, evaluated while it trained."""
+    run = make_run(tmp_path / "run", seeds=(0, 1))
+    evaluation = json.loads((run / "evaluation.json").read_text())
+    first = {"seeds": [0], "mean_by_seed": evaluation["mean_by_seed"][:1]}
+    (run / "evaluation.json").write_text(json.dumps(evaluation | first))
+    content = make_page(run)
+    assert any("lacks seed 1: not used; `capo evaluate" in problem for problem in content["problems"])
+    row = content["environments"][0]["series"][0]["row"]
+    assert "training episodes" in row["how"]
+    assert row["finished"] == 2
 
 
 def test_names_can_not_break_out_of_the_data(tmp_path: Path) -> None:

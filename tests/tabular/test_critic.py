@@ -211,10 +211,16 @@ def test_blas_has_its_threads_back_when_the_last_is_through():
 def test_solve_many_leaves_blas_as_it_was():
     code = """
 import capo
+from capo.tabular import solver
 from threadpoolctl import threadpool_info, threadpool_limits
 threadpool_limits(3, user_api="blas")
+inside, real = set(), solver.DenseCritic
+def critic(*given):
+    inside.add(solver.single_threaded_blas._inside > 0)  # before the critic itself enters
+    return real(*given)
+solver.DenseCritic = critic
 capo.solve_many(capo.mdps.chain(200), 12, "randomized", iterations=5, record=[5], threads=4)
-print({pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"})
+print(inside, {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"})
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "{3}"
+    assert done.stdout.strip() == "{True} {3}"

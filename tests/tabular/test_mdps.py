@@ -110,6 +110,8 @@ def test_names_are_parsed(text, states, actions):
         mdps.random(4, 2, seed=5),
         mdps.forest(4, 0.2, 5.0, 2.5),
         mdps.bandit([1.0, 0.25]),
+        mdps.bandit([1 / 3, 0.1 + 0.2, 1e22]),
+        mdps.random(3, 2, seed=2**53 + 1),
     ],
     ids=lambda mdp: mdp.name,
 )

@@ -7,6 +7,7 @@ import pytest
 
 import capo
 from capo import CapoError, CapoWarning, StepSize, mdps
+from capo.tabular.solver import record_points
 
 
 def best_values(mdp):
@@ -164,6 +165,14 @@ def test_seeds_go_on_after_the_last_record_point():
 def test_record_points_that_are_none_are_refused(record):
     with pytest.raises(CapoError, match="record"):
         capo.solve_many(mdps.chain(5), 2, "randomized", iterations=60, record=record)
+
+
+def test_record_points_may_come_as_any_array():
+    import jax.numpy as jnp
+
+    for record in ([3, 6], (3, 6), np.array([3, 6]), jnp.array([3, 6]), range(3, 7, 3)):
+        assert record_points(record, 6).tolist() == [3, 6]
+    assert record_points(np.array(2), 6).tolist() == record_points(2, 6).tolist() == [0, 6]
 
 
 def test_a_whole_batch_size_may_be_a_float():

@@ -156,11 +156,14 @@ def _refuse_full_data(out: Path) -> None:
 
 
 def _refuse_another(folder: Path, name: str) -> None:
-    """Raise if the folder holds another experiment's data: their files have the same names."""
-    summary = folder / "summary.json"
-    found = _content(summary).get("experiment", name)
-    if found != name:
-        raise CapoError(f"{summary} is of the experiment {found!r}, not of {name!r}: give another folder as --out")
+    """Raise if the folder holds another experiment's data: some of their files have the same names."""
+    ours = {name, "minatar"} if name in _OWN_OPTIONS else {name}  # those that train on games
+    for file in sorted(folder.glob("*.json")):
+        found = str(_content(file).get("experiment", name)).partition(",")[0]
+        if found not in ours:
+            raise CapoError(
+                f"{file} is of the experiment {found!r}, not of {name!r}: give another folder as --out"
+            )
 
 
 def _content(file: Path) -> dict[str, Any]:

@@ -109,16 +109,15 @@ def run(options: argparse.Namespace) -> int:
     for warning in caught:
         print(f"capo: warning: {warning.message}", file=sys.stderr)
     print(result)
-    names = [] if options.out is None else _save(result, options.out)
+    if options.out is not None:
+        print(f"  written to  {options.out}/: {', '.join(_save(result, options.out))}")
     if mdp.n_states <= CHECK_UP_TO:
         print(_against_policy_iteration(result))
     certificate = result.certificate() if options.certificate else None
     if certificate is not None:
         print(f"\n{certificate}")
         if options.out is not None:
-            names += _save_certificate(certificate, options.out)
-    if options.out is not None:
-        print(f"\nwritten to {options.out}/: {', '.join(names)}")
+            print(f"\nwritten to {options.out}/: {', '.join(_save_certificate(certificate, options.out))}")
     missed = "tol" in result.settings and not result.converged  # asked for a gap and did not get there
     return 1 if missed or (certificate is not None and not certificate.held) else 0
 
@@ -134,9 +133,9 @@ _CERTIFICATE = ("certificate.json", "certificate.txt")
 
 def _save(result: Result, folder: Path) -> list[str]:
     """Write the result; an earlier run's certificate does not stay beside it."""
+    result.save(folder)
     for name in _CERTIFICATE:
         (folder / name).unlink(missing_ok=True)
-    result.save(folder)
     draw_history(result.history, folder / "history.png", title=f"{result.algorithm} on {result.mdp.name}")
     return ["result.json", "history.csv", "history.png", "policy.npz"]
 

@@ -174,6 +174,10 @@ class GymEnv:
 
     def open_for_evaluation(self, n: int) -> HostEnvs | None:
         """``n`` separate copies to evaluate on, or None if none can be made of what was given."""
+        import gymnasium
+
+        if isinstance(self._source, gymnasium.vector.VectorWrapper):  # a reward of its own counts
+            return None
         try:
             return _Copies([self._make_one() for _ in range(n)], self.encode, self._first_action)
         except Exception:  # whatever a user's environment raises when it is made or copied
@@ -206,9 +210,11 @@ class GymEnv:
         elif not self._vector:
             return copy.deepcopy(self._source)
         else:
-            if self._source.spec is None or isinstance(self._source, gymnasium.vector.VectorWrapper):
+            if self._source.unwrapped.spec is None:
                 raise CapoError("of this vector environment no single one can be made: it does not say how")
-            made_of = copy.copy(self._source.spec)  # with the wrappers of each, if they say how they were made
+            if not self._plays_as_one():
+                raise CapoError("of this vector environment no single one can be made: its wrappers are for all")
+            made_of = copy.copy(self._source.unwrapped.spec)  # with the wrappers of each, if they say which
             arguments = {key: value for key, value in made_of.kwargs.items() if key not in _OF_VECTORS}
             wrappers = made_of.kwargs.get("wrappers") or ()
             made_of.kwargs = {}
@@ -220,6 +226,18 @@ class GymEnv:
             name = made_of if isinstance(made_of, str) else made_of.id
             raise CapoError(f"Gymnasium cannot make {name!r}: {_words(error)}") from error
         return env
+
+    def _plays_as_one(self) -> bool:
+        """Whether one of the environments a vector is made of, without its wrappers, looks and acts the same."""
+        import gymnasium
+
+        harmless = (gymnasium.vector.VectorRewardWrapper, gymnasium.wrappers.vector.RecordEpisodeStatistics)
+        env = self._source
+        while isinstance(env, gymnasium.vector.VectorWrapper):
+            if not isinstance(env, harmless):
+                return False
+            env = env.env
+        return True
 
 
 _SPACES = ("observation_space", "action_space")

@@ -130,8 +130,12 @@ def run(
 
 def _has_tabular(out: Path, quick: bool) -> bool:
     """Whether the tabular part is there, whole and of this size."""
-    whole = all((out / name).exists() for name in TABULAR)
-    return whole and bool(read_json(out / "summary.json")["quick"] == quick)
+    if not all((out / name).exists() for name in TABULAR):
+        return False
+    try:
+        return bool(read_json(out / "summary.json").get("quick") == quick)
+    except CapoError:  # damaged
+        return False
 
 
 def _run_tabular(out: Path, quick: bool, progress: bool) -> None:

@@ -212,8 +212,9 @@ class Agent:
         training.start()  # says so if there is no state to go on from, before anything is written
         per_iteration = int(training.learner.frames_per_iteration)
         iterations = self.whole_iterations(int(frames)) // per_iteration
-        before = (training.target, self.config)
+        before, had_run = (training.target, self.config), self._run_exists
         plan = (training.learner, training.target, training.log_every, self.config, self._horizon_set)
+        run: RunFolder | None = None
         with ExitStack() as stack:
             try:
                 self._set_horizon(training, iterations * per_iteration, horizon)
@@ -231,6 +232,9 @@ class Agent:
                 session.start(new_plan=before != (training.target, self.config))
             except BaseException:  # nothing was trained: the next call makes its own plan
                 training.learner, training.target, training.log_every, self.config, self._horizon_set = plan
+                if run is not None and not had_run:
+                    self._run_exists = False
+                    run.discard()
                 raise
             session.train(None if callback is None else partial(callback, self))
         return self

@@ -233,7 +233,7 @@ class JittedLearner(_Learner):
         )
         return spread
 
-    def _place(self, state: PyTree) -> PyTree:
+    def place(self, state: PyTree) -> PyTree:
         """A state, or a part of it, on the devices that its seeds run on."""
         return to_device(state) if self.mesh is None else jax.device_put(state, NamedSharding(self.mesh, _SEEDS))
 
@@ -289,7 +289,7 @@ class JittedLearner(_Learner):
             The state after them, and a dict of arrays (iterations, K).
         """
         self.compile()
-        state = self._place(state)
+        state = self.place(state)
         rows: list[Metrics] = []
         done = 0
         while done < iterations:
@@ -392,7 +392,7 @@ class JittedLearner(_Learner):
         self, state: TrainState, keys: Array, episodes: int, deterministic: bool = False
     ) -> np.ndarray[Any, Any]:
         """:meth:`evaluate` of all seeds at once, with a random key each (K, 2): (K, episodes)."""
-        params = self._place(state.params)
+        params = self.place(state.params)
         return np.asarray(self._evaluate_spread(params, keys, episodes=episodes, deterministic=deterministic))
 
     def _evaluate_on_devices(self, params: PyTree, keys: Array, episodes: int, deterministic: bool) -> Array:

@@ -19,6 +19,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import sys
 import threading
@@ -43,6 +44,7 @@ EVALUATION = "evaluation.json"
 CURVE = "curve.png"
 EVENTS = "tensorboard"
 CHECKPOINTS = "checkpoints"
+LOCK = ".lock"
 
 
 # What going on with a run takes from its config.json.
@@ -266,6 +268,15 @@ class RunFolder:
         path = self.path / METRICS
         return path.exists() and path.stat().st_size > 0
 
+    def discard(self) -> None:
+        """Remove what a new run left before anything was trained, and close the folder."""
+        with suppress(OSError):  # what went wrong before matters more
+            shutil.rmtree(self.path / CHECKPOINTS, ignore_errors=True)
+            for name in (CONFIG, LOCK):
+                (self.path / name).unlink(missing_ok=True)
+            self.path.rmdir()  # unless there is something of the user's in it
+        self.close()
+
     def close(self) -> None:
         """Close the logs and let other processes have the folder."""
         for file in self._files.values():
@@ -345,8 +356,8 @@ def _lock(path: Path) -> int | None:
         import fcntl
     except ImportError:  # Windows
         return None
-    with disk_errors(path / ".lock"):
-        descriptor = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    with disk_errors(path / LOCK):
+        descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

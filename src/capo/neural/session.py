@@ -65,39 +65,44 @@ class Session:
         self.last: Path | None = None  # the newest checkpoint
         self._saved_at, self._saved_frames = time.monotonic(), -1
         self._at_the_edge = False  # whether the user was told
+        self._interrupts = Interrupts()
 
     def start(self, new_plan: bool) -> None:
-        """Make sure that there is a state, and a checkpoint of it that knows what is about to be done.
+        """Make sure that there is a state, a checkpoint of it that knows what is about to be done, and a program.
 
         Args:
             new_plan: whether the target or the settings differ from those of the newest checkpoint.
+
+        Raises:
+            CapoError: if the disk or the device has no room for the training.
         """
         self.training.start()
-        if self.run is None:
-            return
-        self._check_space(self.run)
-        paths = self.run.store.paths()
-        if paths and not new_plan:
-            self.last, self._saved_frames = paths[-1], checkpoint.frames_of(paths[-1])
-        else:
-            self._checkpoint()
+        if self.run is not None:
+            self._check_space(self.run)
+            paths = self.run.store.paths()
+            if paths and not new_plan:
+                self.last, self._saved_frames = paths[-1], checkpoint.frames_of(paths[-1])
+            else:
+                self._checkpoint()
+        if self.training.iteration < self.training.target:
+            with self._interrupts:
+                self._compile()
 
     def train(self, callback: Callable[[Rows], bool | None] | None = None) -> None:
         """Train until the target, a callback's False, or a signal."""
-        with Interrupts() as interrupts:
+        with self._interrupts:
             try:
-                self._train(callback, interrupts)
+                self._train(callback)
             except DiskError as error:
                 assert self.run is not None
                 hint = f"then `capo resume {self.run.path}` goes on from {self.last.name}" if self.last else ""
                 raise DiskError(f"{error}; {hint}" if hint else str(error)) from error
 
-    def _train(self, callback: Callable[[Rows], bool | None] | None, interrupts: Interrupts) -> None:
+    def _train(self, callback: Callable[[Rows], bool | None] | None) -> None:
         training = self.training
-        self._compile()
         for part in training.parts:
             while part.iteration < training.target:
-                self._stop_if_asked(interrupts, part)
+                self._stop_if_asked(part)
                 before = part.iteration
                 rows = self._advance(part)
                 try:
@@ -112,7 +117,7 @@ class Session:
                     return
                 if part.iteration >= training.target or self._due():
                     self._checkpoint()
-        self._stop_if_asked(interrupts, training.parts[-1])
+        self._stop_if_asked(training.parts[-1])
 
     def _test(self, part: Part, rows: Rows, before: int) -> None:
         """Play the policies if it is time to, since iteration ``before``, and put their scores into the rows."""
@@ -130,18 +135,24 @@ class Session:
             self.shown.message(f"{whose}evaluation at frame {int(rows[0]['frames']):,}: return {mean:.4g}")
 
     def _compile(self) -> None:
+        """Compile the program unless that is done, and refuse one that the device has no room for."""
         learner = self.training.learner
-        if learner.compile_seconds is None and self.training.iteration < self.training.target:
+        new = learner.compile_seconds is None
+        if new:
             self.shown.message("compiling the training program (once a process) ...")
-            seconds, memory = learner.compile(), learner.compiled_memory()
-            if memory is not None:
-                self._refuse_what_does_not_fit(memory)
+        seconds, memory = learner.compile(), learner.compiled_memory()
+        if memory is not None:
+            self._refuse_what_does_not_fit(memory)
+        if new:
             needed = "" if memory is None else f"; it needs {memory / 1e6:,.0f} MB, its state included"
             self.shown.message(f"compiled in {seconds:.1f} s{needed}")
 
     def _refuse_what_does_not_fit(self, memory: int) -> None:
         """Raise if the device has no room for what the program needs beside its state, which is there already."""
         learner = self.training.learner
+        for part in self.training.parts:
+            if part.state is not None:
+                part.state = learner.place(part.state)  # a resumed one may be elsewhere
         work = memory - sum(leaf.nbytes for part in self.training.parts for leaf in jax.tree.leaves(part.state))
         free = available_memory(learner.n_devices)
         if free is not None and work > free:
@@ -184,12 +195,13 @@ class Session:
             with contextlib.suppress(DiskError):  # what happened matters more
                 self.run.write_config({**self.run.config, "diverged": diverged})
 
-    def _stop_if_asked(self, interrupts: Interrupts, part: Part) -> None:
-        if interrupts.signum is None:
+    def _stop_if_asked(self, part: Part) -> None:
+        signum = self._interrupts.signum
+        if signum is None:
             return
         self._checkpoint()
         frames = part.iteration * int(self.training.learner.frames_per_iteration)
-        raise Interrupted(interrupts.signum, frames, self.last)
+        raise Interrupted(signum, frames, self.last)
 
     def _show(self, rows: Rows) -> None:
         training = self.training

@@ -353,6 +353,11 @@ def _take_evaluation(record: Record, raw: Mapping[int, Curve]) -> None:
         how = evaluation_protocol(found)
         if record.frames and found["frames"] < record.frames:
             record.problem(EVALUATION, f"is of frame {found['frames']:,} and not of the finished run: not used")
+        elif lacking := [seed for seed in finished if seed not in scores]:
+            named = ", ".join(map(str, lacking))
+            record.problem(
+                EVALUATION, f"lacks seed {named}: not used; `capo evaluate {record.path}` plays them all"
+            )
         elif scores:
             record.finals = {seed: score for seed, score in scores.items() if math.isfinite(score)}
             record.final_how = how

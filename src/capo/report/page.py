@@ -406,7 +406,10 @@ def _run(record: Record) -> JSON:
     """Where a record comes from, for the part on settings and versions."""
     gifs, too_large = [], []
     for path in record.gifs:
-        content = path.read_bytes()
+        try:
+            content = path.read_bytes()
+        except OSError:  # a folder of that name, or a file that is not for us
+            continue
         if len(content) > MAX_GIF:
             too_large.append(path.name)
         else:

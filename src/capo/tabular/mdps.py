@@ -265,7 +265,7 @@ def _call(name: str, arguments: str, options: dict[str, Any]) -> MDP:
 
 def _parsed(name: str, arguments: str, part: str) -> int | float:
     try:
-        number = float(part)
+        number = int(part) if part.strip().lstrip("+-").isdecimal() else float(part)
     except ValueError:
         raise CapoError(
             f"{name}:{arguments}: the part after the colon must be numbers separated by commas"
@@ -289,4 +289,7 @@ def _spelled(function: Callable[..., MDP], least: int, *values: Any) -> str:
 
 
 def _number(value: Any) -> str:
-    return value if isinstance(value, str) else f"{float(value):.15g}"
+    """As short as it can be and still be read back as the same number."""
+    if isinstance(value, str):
+        return value
+    return str(int(value)) if isinstance(value, int | np.integer) else repr(float(value)).removesuffix(".0")

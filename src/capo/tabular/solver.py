@@ -730,8 +730,9 @@ def solve_many(
 
 
 def record_points(record: int | Sequence[int], iterations: int) -> Ints:
-    if isinstance(record, Sequence | np.ndarray):
-        points = np.unique(np.array([whole("record", point, 0) for point in record], np.int64))
+    if isinstance(record, Sequence) or np.ndim(record):
+        listed = record if isinstance(record, Sequence) else np.asarray(record).tolist()
+        points = np.unique(np.array([whole("record", point, 0) for point in listed], np.int64))
         if points.size == 0 or points[-1] > iterations:
             raise CapoError(f"record: points must lie in 0..{iterations}")
         return points
