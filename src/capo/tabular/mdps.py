@@ -215,8 +215,9 @@ NAMES: dict[str, Callable[..., MDP]] = {
 
 def parse(text: str, gamma: float | None = None) -> MDP:
     """The MDP a short text names: ``chain:10``, ``chain:10,9``, ``garnet:100,4,5``, ``FrozenLake-v1``,
-    ``file.npz``. What follows the colon are the function's first arguments in order; an MDP's ``name`` is such
-    a text.
+    ``file.npz``. What follows the colon are the function's first arguments in order; the ``name`` of an
+    MDP made here is such a text, up to 8 arms of a bandit and unless ``rescale_rewards`` or ``with_start``
+    changed it.
 
     Args:
         text: the name.
