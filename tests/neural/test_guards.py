@@ -174,13 +174,29 @@ def test_what_does_not_fit_leaves_no_run_behind_and_is_refused_every_time(
         full.setattr(session, "available_memory", lambda _: 1000)
         with pytest.raises(capo.CapoError, match="MB are free"):
             agent.learn(64)
-    assert [path.name for path in out.iterdir()] == ["notes.txt"]
+    assert {path.name for path in out.iterdir()} == {"notes.txt", ".lock"}
     assert agent.learn(64).frames == 64
-    kept = sorted(out.rglob("*"))
-    monkeypatch.setattr(session, "available_memory", lambda _: 1000)
-    with pytest.raises(capo.CapoError, match="MB are free"):
-        capo.NCAPO.resume(out).learn(64)
-    assert sorted(out.rglob("*")) == kept
+
+
+def test_what_does_not_fit_leaves_the_plan_of_a_run_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "run"
+    agent = capo.NCAPO(ENV, out=out, log_every=80, **TINY_640)
+    agent.learn(640, callback=lambda one, _: one.frames < 320)
+    kept = {path.relative_to(out): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    for refused in (agent, capo.NCAPO.resume(out)):
+        with monkeypatch.context() as full:
+            full.setattr(session, "available_memory", lambda _: 1000)
+            with pytest.raises(capo.CapoError, match="MB are free"):
+                refused.learn(6400, horizon=99_999)
+        assert {path.relative_to(out): path.read_bytes() for path in out.rglob("*") if path.is_file()} == kept
+
+    def killed(*_: Any) -> None:
+        raise SystemExit
+
+    with pytest.raises(SystemExit):
+        agent.learn(320, callback=killed)
+    resumed = capo.NCAPO.resume(out)
+    assert (resumed.frames_left, resumed.config.horizon) == (320, 640)
 
 
 def test_jax_out_of_memory_is_an_error_in_a_line(

@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
-import json
 import time
 from pathlib import Path
 from typing import Any, cast
 
 from capo.commands.common import positive_integer
 from capo.errors import CapoError, unknown_name
-from capo.experiments.common import Experiment
+from capo.experiments.common import Experiment, content_of
 from capo.files import prepare_folder
 from capo.report import figures
 
@@ -151,28 +150,25 @@ def reproduce(options: argparse.Namespace) -> int:
 def _refuse_full_data(out: Path) -> None:
     """Raise if ``out`` holds data of a full run, which a quick one would replace."""
     for file in sorted(out.glob("*.json")):
-        if _content(file).get("quick") is False:
+        if content_of(file).get("quick") is False:
             raise CapoError(f"{file} is of a full run, which --quick would replace: give another folder as --out")
 
 
 def _refuse_another(folder: Path, name: str) -> None:
     """Raise if the folder holds another experiment's data: some of their files have the same names."""
-    ours = {name, "minatar"} if name in _OWN_OPTIONS else {name}  # those that train on games
     for file in sorted(folder.glob("*.json")):
-        found = str(_content(file).get("experiment", name)).partition(",")[0]
-        if found not in ours:
+        found = _whose(content_of(file))
+        if found in EXPERIMENTS and found != name:
             raise CapoError(
                 f"{file} is of the experiment {found!r}, not of {name!r}: give another folder as --out"
             )
 
 
-def _content(file: Path) -> dict[str, Any]:
-    """A JSON file's dictionary; an empty one if there is none, or not one that can be read."""
-    try:
-        content = json.loads(file.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
+def _whose(content: dict[str, Any]) -> str:
+    """The experiment that a file is of; those that train on games have one format."""
+    if "variant" in content:
+        return "noise" if "-noise-" in str(content["variant"]) else "ablation"
+    return str(content.get("experiment")).partition(",")[0]
 
 
 def _own_options(options: argparse.Namespace) -> dict[str, Any]:

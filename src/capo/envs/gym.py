@@ -228,13 +228,18 @@ class GymEnv:
         return env
 
     def _plays_as_one(self) -> bool:
-        """Whether one of the environments a vector is made of, without its wrappers, looks and acts the same."""
-        import gymnasium
+        """Whether one of the environments a vector is made of, without its wrappers, looks and acts the same.
 
-        harmless = (gymnasium.vector.VectorRewardWrapper, gymnasium.wrappers.vector.RecordEpisodeStatistics)
+        Gymnasium's own that change rewards and infos only are known to.
+        """
+        import gymnasium
+        from gymnasium.wrappers import vector
+
+        rewards = (vector.NormalizeReward, vector.ClipReward, vector.TransformReward)
+        harmless = (*rewards, vector.RecordEpisodeStatistics, vector.DictInfoToList)
         env = self._source
         while isinstance(env, gymnasium.vector.VectorWrapper):
-            if not isinstance(env, harmless):
+            if type(env) not in harmless:
                 return False
             env = env.env
         return True

@@ -21,7 +21,7 @@ from capo.experiments import minatar, side_by_side
 from capo.experiments import variants as training
 from capo.experiments.batch_neural import NETWORK, Learner, Source, batches_from, plain_return, run_all
 from capo.experiments.chain import OPTIMUM, SIZES, TEXT_RATE, N
-from capo.experiments.common import groups, read_csv, read_json, text_table, write_csv
+from capo.experiments.common import content_of, groups, read_csv, read_json, text_table, write_csv
 from capo.experiments.minatar import Plan
 from capo.experiments.variants import Variant, VariantJob, difference, finals, interval, mean
 from capo.files import write_json
@@ -196,9 +196,8 @@ def differing(game: str, plan: Plan, names: Sequence[str] = ()) -> list[Variant]
 
 def _has_chain(out: Path, quick: bool) -> bool:
     """Whether the chain's part is there, whole and of this size."""
-    if not all((out / name).exists() for name in (CHAIN_SUMMARY, CHAIN_RUNS, CHAIN_CURVES)):
-        return False
-    return bool(read_json(out / CHAIN_SUMMARY)["quick"] == quick)
+    whole = all((out / name).exists() for name in (CHAIN_SUMMARY, CHAIN_RUNS, CHAIN_CURVES))
+    return whole and content_of(out / CHAIN_SUMMARY).get("quick") is quick
 
 
 def run_chain(out: Path, quick: bool, progress: bool) -> None:

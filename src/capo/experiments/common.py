@@ -72,6 +72,15 @@ def read_json(path: Path) -> Any:
             raise CapoError(f"{path} is damaged: {error}") from error
 
 
+def content_of(path: Path) -> dict[str, Any]:
+    """A JSON file's dictionary; an empty one if there is none, or not one that can be read."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
 def _open(path: Path) -> io.TextIOWrapper:
     try:
         return path.open(newline="")

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from capo.errors import CapoError, unknown_name
 from capo.experiments import minatar, noise_game, variants
-from capo.experiments.common import groups, read_csv, read_json, text_table, write_csv
+from capo.experiments.common import content_of, groups, read_csv, read_json, text_table, write_csv
 from capo.files import write_json
 from capo.progress import Ticker
 from capo.provenance import provenance
@@ -130,12 +130,8 @@ def run(
 
 def _has_tabular(out: Path, quick: bool) -> bool:
     """Whether the tabular part is there, whole and of this size."""
-    if not all((out / name).exists() for name in TABULAR):
-        return False
-    try:
-        return bool(read_json(out / "summary.json").get("quick") == quick)
-    except CapoError:  # damaged
-        return False
+    whole = all((out / name).exists() for name in TABULAR)
+    return whole and content_of(out / "summary.json").get("quick") is quick
 
 
 def _run_tabular(out: Path, quick: bool, progress: bool) -> None:

@@ -153,8 +153,9 @@ class RunFolder:
 
     def __init__(self, path: Path, config: dict[str, Any]) -> None:
         self.path = path
-        self.config = config
+        self.config = self.found = config  # found: as it was when the folder was opened
         self.store = CheckpointStore(path / CHECKPOINTS, int(config["keep"]))
+        self._made = False  # whether the folder was made for the run
         self._lock = _lock(path)
         self._files: dict[str, io.BufferedWriter] = {}
 
@@ -162,11 +163,16 @@ class RunFolder:
     def create(cls, path: Path, config: dict[str, Any]) -> RunFolder:
         """Make the folder and write its config.json."""
         check_new(path)
+        made = not path.exists()
         with disk_errors(path):
             path.mkdir(parents=True, exist_ok=True)
         run = cls(path, config)
-        with run.closed_if_it_fails():
+        run._made = made
+        try:
             run.write_config({**config, "started": datetime.now(UTC).isoformat(timespec="seconds")})
+        except BaseException:
+            run.discard()
+            raise
         return run
 
     @classmethod
@@ -272,9 +278,10 @@ class RunFolder:
         """Remove what a new run left before anything was trained, and close the folder."""
         with suppress(OSError):  # what went wrong before matters more
             shutil.rmtree(self.path / CHECKPOINTS, ignore_errors=True)
-            for name in (CONFIG, LOCK):
-                (self.path / name).unlink(missing_ok=True)
-            self.path.rmdir()  # unless there is something of the user's in it
+            (self.path / CONFIG).unlink(missing_ok=True)
+            if self._made:
+                (self.path / LOCK).unlink(missing_ok=True)
+                self.path.rmdir()
         self.close()
 
     def close(self) -> None:

@@ -68,7 +68,7 @@ class Session:
         self._interrupts = Interrupts()
 
     def start(self, new_plan: bool) -> None:
-        """Make sure that there is a state, a checkpoint of it that knows what is about to be done, and a program.
+        """Make sure that there is a state, a program, and a checkpoint that knows what is about to be done.
 
         Args:
             new_plan: whether the target or the settings differ from those of the newest checkpoint.
@@ -79,14 +79,15 @@ class Session:
         self.training.start()
         if self.run is not None:
             self._check_space(self.run)
+        if self.training.iteration < self.training.target:
+            with self._interrupts:
+                self._compile()
+        if self.run is not None:
             paths = self.run.store.paths()
             if paths and not new_plan:
                 self.last, self._saved_frames = paths[-1], checkpoint.frames_of(paths[-1])
             else:
                 self._checkpoint()
-        if self.training.iteration < self.training.target:
-            with self._interrupts:
-                self._compile()
 
     def train(self, callback: Callable[[Rows], bool | None] | None = None) -> None:
         """Train until the target, a callback's False, or a signal."""

@@ -266,13 +266,15 @@ def _call(name: str, arguments: str, options: dict[str, Any]) -> MDP:
 
 def _parsed(name: str, arguments: str, part: str) -> int | float:
     try:
-        number = int(part) if part.strip().lstrip("+-").isdecimal() else float(part)
+        number = float(part)
     except ValueError:
         raise CapoError(
             f"{name}:{arguments}: the part after the colon must be numbers separated by commas"
         ) from None
     if not math.isfinite(number):
         raise CapoError(f"{name}:{arguments}: the numbers must be finite")
+    if part.strip().lstrip("+-").isdecimal():  # beyond 2^53 a float is another number
+        return int(part)
     return int(number) if number == int(number) else number
 
 
