@@ -138,7 +138,7 @@ _DEFAULT = NCAPOConfig(
     learning_rate=2e-3,
     learning_rate_schedule="linear",
     max_grad_norm=0.8,
-    epsilon_final=0.003,
+    epsilon_final=0.01,
     network="auto",
     width=128,
     layer_norm=True,
@@ -146,7 +146,7 @@ _DEFAULT = NCAPOConfig(
     target_critic="full",
     target_from="current",
     advantage_weight="normalised",
-    entropy=0.003,
+    entropy=0.01,
     entropy_schedule="linear",
 )
 
@@ -162,9 +162,7 @@ _CPU = dataclasses.replace(
     retrace_lambda=0.9,
     actor_lambda=1.0,
     learning_rate=1e-3,
-    epsilon_final=0.01,
     network="mlp",
-    entropy=0.01,
     entropy_schedule="constant",
 )
 
@@ -186,6 +184,5 @@ _VECTOR = dataclasses.replace(
     layer_norm=False,
     shared_trunk=False,
     advantage_weight="none",  # the sign alone was the steadier on CartPole
-    entropy=0.01,
     entropy_schedule="constant",
 )

@@ -69,7 +69,6 @@ _OWN_DEFAULT: dict[str, Any] = {
     "learning_rate": 1e-3,
     "gradient_steps": 30,
     "replay_rollouts": 6400,
-    "entropy": 0.01,
     "entropy_schedule": "constant",
 }
 
