@@ -171,17 +171,21 @@ def test_another_experiment_s_folder_is_refused(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("file", "of", "owners"),
+    ("file", "content", "owner"),
     [
-        ("breakout-ncapo-default.json", "minatar", {"minatar", "noise", "ablation"}),
-        ("chain.json", "ablation, chain", {"ablation"}),
-        ("summary.json", "noise", {"noise"}),
+        ("breakout-ncapo-default.json", {"experiment": "minatar"}, "minatar"),
+        ("breakout-base.json", {"experiment": "minatar", "variant": "base"}, "ablation"),
+        ("breakout-ncapo-noise-3.json", {"experiment": "minatar", "variant": "ncapo-noise-3"}, "noise"),
+        ("chain.json", {"experiment": "ablation, chain"}, "ablation"),
+        ("summary.json", {"experiment": "noise"}, "noise"),
+        ("notes.json", {"experiment": "my own"}, "anybody"),
+        ("notes.json", [], "anybody"),
     ],
 )
-def test_every_file_says_whose_a_folder_is(tmp_path, file, of, owners):
-    (tmp_path / file).write_text(json.dumps({"experiment": of, "quick": True}))
+def test_every_file_says_whose_a_folder_is(tmp_path, file, content, owner):
+    (tmp_path / file).write_text(json.dumps(content))
     for name in reproduce.EXPERIMENTS:
-        if name in owners:
+        if owner in (name, "anybody"):
             reproduce._refuse_another(tmp_path, name)
         else:
             with pytest.raises(CapoError, match=f"not of '{name}'"):

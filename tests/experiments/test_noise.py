@@ -125,7 +125,7 @@ def test_a_tabular_part_that_is_not_whole_is_computed_again(folder, tmp_path):
     assert not noise._has_tabular(folder, quick=False)
     for name in noise.TABULAR:
         (tmp_path / name).write_bytes((folder / name).read_bytes())
-    for damaged in ('{"experiment": "noi', '{"experiment": "noise"}'):
+    for damaged in ('{"experiment": "noi', '{"experiment": "noise"}', "[]"):
         (tmp_path / "summary.json").write_text(damaged)
         assert not noise._has_tabular(tmp_path, quick=True)
     (tmp_path / noise.TABULAR[0]).unlink()

@@ -324,11 +324,17 @@ def test_a_wrapped_vector_is_watched_if_its_wrappers_leave_play_alone(tmp_path: 
         return gymnasium.make_vec("CartPole-v1", num_envs=2, max_episode_steps=3)
 
     settings = {name: value for name, value in TINY.items() if name != "n_envs"}
-    agent = capo.NCAPO(gymnasium.wrappers.vector.RecordEpisodeStatistics(vector()), **settings)
+    wrappers = gymnasium.wrappers.vector
+    agent = capo.NCAPO(wrappers.ClipReward(wrappers.RecordEpisodeStatistics(vector()), 0, 0.5), **settings)
     assert agent.watch(tmp_path / "play.gif") == [3.0]
-    agent = capo.NCAPO(gymnasium.wrappers.vector.NormalizeObservation(vector()), **settings)
-    with pytest.raises(capo.CapoError, match="its wrappers are for all"):
-        agent.watch(tmp_path / "play.gif")
+
+    class Own(gymnasium.vector.VectorRewardWrapper):
+        """Who knows what else it does."""
+
+    for wrapper in (wrappers.NormalizeObservation, Own):
+        agent = capo.NCAPO(wrapper(vector()), **settings)
+        with pytest.raises(capo.CapoError, match="its wrappers are for all"):
+            agent.watch(tmp_path / "play.gif")
 
 
 def test_gymnasium_stops_between_seeds_and_goes_on(tmp_path: Path) -> None:

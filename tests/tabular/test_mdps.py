@@ -143,6 +143,8 @@ def test_files_are_parsed_and_gamma_can_be_changed(tmp_path):
         ("chain:10,9,1,3", "at most 3 numbers"),
         ("chain:1", "n=1 must be an integer of at least 2"),
         ("chain:1e10", "does not fit into memory"),
+        ("chain:" + 400 * "9", "must be finite"),
+        ("bandit:1," + 5000 * "9", "must be finite"),
         ("grid:5,diagonal", "unknown wall"),
         ("grid:5,vertical,2", "distance_reward must be 0 or 1"),
         ("garnet:3,2,9", "branching=9 must be at most"),

@@ -675,7 +675,8 @@ class Agent:
             per_second: steps a second.
 
         Returns:
-            The scores of the episodes that came to their end.
+            The scores of the episodes that came to their end, without what wrappers of a whole vector
+            environment make of its rewards.
         """
         from capo.neural.play import check_film, film
 
