@@ -321,6 +321,9 @@ def table(rows: list[Row], targets: list[float]) -> str:
         lines.append(f"| {case} | {len(found)} | {speed:,.0f} | {cells} |")
     ratios = " | ".join(ratio(cases, target) for target in targets)
     lines.append(f"| best peer / ncapo | | | {ratios} |")
+    makers = [row["made_by"]["hardware"] for row in rows]
+    machines = sorted({f"{maker['processor']}, {maker['cores']} cores" for maker in makers})
+    lines.append(f"\nmeasured on: {'; '.join(machines)}")
     return "\n".join(lines)
 
 
