@@ -108,7 +108,7 @@ def test_a_folder_that_was_to_go_on_from_a_file_does_not_start_anew(
 
     with monkeypatch.context() as patch:
         patch.setattr(Session, "start", killed)
-        patch.setattr(RunFolder, "discard", RunFolder.close)  # nobody is left to tidy up
+        patch.setattr(RunFolder, "withdraw", RunFolder.close)  # nobody is left to tidy up
         with pytest.raises(SystemExit):
             capo.NCAPO.load(path, out=out).learn(320)
     with pytest.raises(capo.CapoError, match=r"saved agent at frame 320 and ended before its first checkpoint"):

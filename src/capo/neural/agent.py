@@ -13,7 +13,7 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -25,7 +25,7 @@ from capo import envs
 from capo.checks import whole
 from capo.errors import CapoError, CapoWarning, unknown_name
 from capo.neural import algorithms, checkpoint, loop
-from capo.neural.checkpoint import Checkpoint, CheckpointStore, DiskError
+from capo.neural.checkpoint import Checkpoint, CheckpointStore
 from capo.neural.evaluation import Evaluation, check_seed
 from capo.neural.host import check_copies
 from capo.neural.networks import spec_for
@@ -212,8 +212,9 @@ class Agent:
         training.start()  # says so if there is no state to go on from, before anything is written
         per_iteration = int(training.learner.frames_per_iteration)
         iterations = self.whole_iterations(int(frames)) // per_iteration
-        before, had_run = (training.target, self.config), self._run_exists
-        plan = (training.learner, training.target, training.log_every, self.config, self._horizon_set)
+        before = (training.target, self.config)
+        plan = (training.learner, training.target, training.log_every)
+        own = (self.config, self._horizon_set, self._run_exists)
         run: RunFolder | None = None
         with ExitStack() as stack:
             try:
@@ -231,9 +232,10 @@ class Agent:
                 session = Session(training, run, shown, self.checkpoint_every, self._content, self._tests())
                 session.start(new_plan=before != (training.target, self.config))
             except BaseException:  # nothing was trained: the next call makes its own plan
-                training.learner, training.target, training.log_every, self.config, self._horizon_set = plan
+                training.learner, training.target, training.log_every = plan
+                self.config, self._horizon_set, self._run_exists = own
                 if run is not None:
-                    self._withdraw(run, had_run)
+                    run.withdraw()
                 raise
             session.train(None if callback is None else partial(callback, self))
         return self
@@ -357,15 +359,6 @@ class Agent:
             with run.closed_if_it_fails():
                 run.write_config({**run.config, **config})
         return run
-
-    def _withdraw(self, run: RunFolder, existed: bool) -> None:
-        """Take back what :meth:`_open_run` wrote: a new run altogether, else the plan in config.json."""
-        if not existed:
-            self._run_exists = False
-            run.discard()
-            return
-        with suppress(DiskError):  # what went wrong before matters more
-            run.write_config(run.found)
 
     def _environment(self) -> dict[str, Any]:
         """What has to be the same when a run goes on."""

@@ -34,7 +34,7 @@ from typing import Any
 
 from capo.errors import CapoError
 from capo.neural import tensorboard
-from capo.neural.checkpoint import CheckpointStore, atomic_file, disk_errors
+from capo.neural.checkpoint import CheckpointStore, DiskError, atomic_file, disk_errors
 from capo.neural.evaluation import Evaluation
 from capo.provenance import provenance
 
@@ -153,7 +153,8 @@ class RunFolder:
 
     def __init__(self, path: Path, config: dict[str, Any]) -> None:
         self.path = path
-        self.config = self.found = config  # found: as it was when the folder was opened
+        self.config = config
+        self._found: dict[str, Any] | None = None  # config.json as it was, if there was a run
         self.store = CheckpointStore(path / CHECKPOINTS, int(config["keep"]))
         self._made = False  # whether the folder was made for the run
         self._lock = _lock(path)
@@ -171,7 +172,7 @@ class RunFolder:
         try:
             run.write_config({**config, "started": datetime.now(UTC).isoformat(timespec="seconds")})
         except BaseException:
-            run.discard()
+            run.withdraw()
             raise
         return run
 
@@ -179,6 +180,7 @@ class RunFolder:
     def open(cls, path: Path) -> RunFolder:
         """Open a run to go on with it."""
         run = cls(path, read_config(path))
+        run._found = run.config
         with run.closed_if_it_fails(), disk_errors(path):
             run.store.clean()
         return run
@@ -274,11 +276,14 @@ class RunFolder:
         path = self.path / METRICS
         return path.exists() and path.stat().st_size > 0
 
-    def discard(self) -> None:
-        """Remove what a new run left before anything was trained, and close the folder."""
-        with suppress(OSError):  # what went wrong before matters more
-            shutil.rmtree(self.path / CHECKPOINTS, ignore_errors=True)
-            (self.path / CONFIG).unlink(missing_ok=True)
+    def withdraw(self) -> None:
+        """Before anything was trained: leave the folder as it was found, with no new run or the old plan."""
+        with suppress(OSError, DiskError):  # what went wrong before matters more
+            if self._found is not None:
+                self.write_config(self._found)
+            else:
+                shutil.rmtree(self.path / CHECKPOINTS, ignore_errors=True)
+                (self.path / CONFIG).unlink(missing_ok=True)
             if self._made:
                 (self.path / LOCK).unlink(missing_ok=True)
                 self.path.rmdir()

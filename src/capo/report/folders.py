@@ -11,7 +11,6 @@ import csv
 import io
 import json
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -196,7 +195,7 @@ def _is_result(file: Path) -> bool:
 
 def read_run(path: Path) -> Record:
     """A run's folder; never fails, see :attr:`Record.problems`."""
-    record = Record(path, gifs=sorted(one for one in path.glob("*.gif") if os.access(one, os.R_OK)))
+    record = Record(path, gifs=sorted(path.glob("*.gif")))
     try:
         _take_config(record, _read_json(path / CONFIG))
     except Unreadable as error:

@@ -408,7 +408,7 @@ def _run(record: Record) -> JSON:
     for path in record.gifs:
         try:
             content = path.read_bytes()
-        except OSError:  # a folder of that name, or a file that is not for us
+        except OSError:  # a folder of that name, a link to nothing, or a file that is not for us
             continue
         if len(content) > MAX_GIF:
             too_large.append(path.name)
