@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 JOBS ?= 2
 
-.PHONY: demo test test-page lint bench clean
+.PHONY: demo test test-fast oracles coverage test-page lint docs docs-serve architecture wheel-check bench clean
 
 .venv/.installed: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -11,10 +11,23 @@ JOBS ?= 2
 	$(BIN)/pip install --quiet -e '.[gym,minatar,report,dev]'
 	touch $@
 
+.venv/.docs: .venv/.installed
+	$(BIN)/pip install --quiet -e '.[docs]'
+	touch $@
+
 # The CPU build of torch first, so that stable-baselines3 does not bring several GB of CUDA packages.
+TORCH := 'torch==2.13.0'
+
 .venv/.peers: .venv/.installed
-	$(BIN)/pip install --quiet 'torch==2.13.0'
+	$(BIN)/pip install --quiet $(TORCH)
 	$(BIN)/pip install --quiet -e '.[peers]'
+	touch $@
+
+.venv-oracles/.installed: pyproject.toml
+	$(PYTHON) -m venv .venv-oracles
+	.venv-oracles/bin/pip install --quiet --upgrade pip
+	.venv-oracles/bin/pip install --quiet $(TORCH)
+	.venv-oracles/bin/pip install --quiet -e '.[gym,minatar,report,dev,oracles]'
 	touch $@
 
 demo: .venv/.installed
@@ -24,6 +37,20 @@ demo: .venv/.installed
 
 test: .venv/.installed
 	$(BIN)/pytest -n $(JOBS)
+
+# What compiles no training program: under a minute.
+FAST := tests/docs tests/report tests/tabular $(wildcard tests/test_*.py) \
+  $(wildcard tests/neural/test_checkpoint.py tests/neural/test_config.py tests/neural/test_re[pt]*.py)
+test-fast: .venv/.installed
+	$(BIN)/pytest -n $(JOBS) -m 'not oracle and not slow' $(FAST)
+
+# The tests that compare with other libraries (Stable-Baselines3, rlax, rliable, TensorBoard), in a venv of their own.
+oracles: .venv-oracles/.installed
+	.venv-oracles/bin/pytest -m oracle
+
+# The share of the lines of src/capo that the tests run; the total is the last line.
+coverage: .venv/.installed
+	$(BIN)/pytest -n $(JOBS) --cov --cov-report=term
 
 # The report page in a real browser; apart from test, since it needs a system package.
 CHROMIUM ?= chromium
@@ -37,9 +64,25 @@ lint: .venv/.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# The documentation as a website in site/; a broken link or reference is an error.
+docs: .venv/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "built site/index.html; make docs-serve shows it at http://127.0.0.1:8000"
+
+docs-serve: .venv/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
+# The picture of the import graph in docs/architecture.md, and its problems if it has any.
+architecture:
+	$(PYTHON) tools/import_graph.py --draw
+
+# Build the wheel, install it in a venv of its own and use it from another folder.
+wheel-check:
+	$(PYTHON) tools/check_wheel.py
+
 bench: .venv/.peers
 	$(BIN)/python benchmarks/tabular.py
 	$(BIN)/python benchmarks/neural.py --out runs/bench/neural.json
 
 clean:
-	rm -rf .venv runs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-oracles runs site dist build .coverage* .pytest_cache .mypy_cache .ruff_cache

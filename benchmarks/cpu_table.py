@@ -1,17 +1,17 @@
-"""All five MinAtar games on a CPU: how long NCAPO takes, and how well it plays then.
+"""All five MinAtar games on a CPU: how long NCAPO trains, and how well it plays afterwards.
 
     python benchmarks/cpu_table.py --out results/benchmarks/cpu_table.json
     python benchmarks/cpu_table.py --out FILE --preset default --games breakout freeway --frames 3e6 --seeds 2
-    python benchmarks/cpu_table.py --out FILE --table                     only the table of what is there
+    python benchmarks/cpu_table.py --out FILE --table                     only print the table of finished rows
 
-A run is `capo train minatar-GAME --preset cpu --frames 10e6`, in a process of its own, one after another. Wall
+Each run is `capo train minatar-GAME --preset cpu --frames 10e6` in its own process, one after another. Wall
 seconds are from the start of the process to the end of training, imports and compiling included; frames/s are
 those of the training alone. The return is the mean of 100 whole episodes at the end, with sampled actions and no
 epsilon, sticky actions 0.1, and its standard error: over the episodes of one seed, or over the seeds' means.
-Beside it stand the paper's NCAPO at as many frames (read off its curves; it has no Freeway) and, where the full
-figure was made (--figure), the final score there.
+The table also has the paper's NCAPO after the same number of frames (read off its curves; it has no Freeway)
+and, where the full figure was made (--figure), the final score there.
 
-Every finished run is in the file and is not run again.
+Finished runs are kept in the file and not run again.
 """
 
 from __future__ import annotations
@@ -35,14 +35,13 @@ def train(game: str, seed: int, options: argparse.Namespace) -> Row:
     agent = capo.NCAPO(f"minatar-{game}", options.preset, seed=seed)
     agent.learn(options.frames, progress_bar=True)
     wall = clock.seconds()
-    training = agent._ready()
     found = agent.evaluate(options.episodes)
     return {
         "frames": agent.frames,
         "wall_seconds": round(wall, 1),
-        "compile_seconds": round(training.learner.compile_seconds, 1),
-        "training_seconds": round(training.elapsed, 1),
-        "frames_per_second": round(agent.frames / training.elapsed),
+        "compile_seconds": round(agent.learner.compile_seconds, 1),
+        "training_seconds": round(agent.wall_seconds, 1),
+        "frames_per_second": round(agent.frames / agent.wall_seconds),
         "return": round(found.mean, 3),
         "standard_error": round(found.standard_error, 3),
         "settings": agent.config.to_dict(),
@@ -65,13 +64,14 @@ def paper_at(game: str, frames: int) -> float | None:
 
 def figure_score(folder: Path, game: str) -> str:
     """The final score of every preset in the full figure, and what it is of; a dash where there is none."""
-    from capo.report import folders
+    from capo.runs.reader import Unreadable
+    from capo.runs.records import read_result
 
     found = []
     for file in sorted(folder.glob(f"{game}-ncapo-*.json")):
         try:
-            record = folders.read_result(file)
-        except folders.Unreadable:
+            record = read_result(file)
+        except Unreadable:
             continue
         if record.finals:
             mean, frames = sum(record.finals.values()) / len(record.finals), (record.frames or 0) / 1e6
@@ -118,15 +118,15 @@ def table(rows: list[Row], figure: Path) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--one", nargs=2, metavar=("GAME", "SEED"), help=argparse.SUPPRESS)
-    parser.add_argument("--out", type=Path, required=True, help="JSON file, completed if it is there")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file; an existing one is completed")
     parser.add_argument("--games", nargs="*", default=GAMES, choices=GAMES)
-    parser.add_argument("--preset", default="cpu", help="of NCAPO")
-    parser.add_argument("--frames", type=float, default=10e6, help="of a run, and horizon of its schedules")
+    parser.add_argument("--preset", default="cpu", help="preset of NCAPO")
+    parser.add_argument("--frames", type=float, default=10e6, help="frames per run, and horizon of its schedules")
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--episodes", type=int, default=100, help="of the evaluation")
-    parser.add_argument("--cores", type=int, default=2, help="that a run may use")
+    parser.add_argument("--episodes", type=int, default=100, help="episodes of the evaluation")
+    parser.add_argument("--cores", type=int, default=2, help="cores that a run may use")
     parser.add_argument("--figure", type=Path, default=Path("results/minatar"), help="folder of the full figure")
-    parser.add_argument("--table", action="store_true", help="run nothing")
+    parser.add_argument("--table", action="store_true", help="run nothing, only print the table")
     options = parser.parse_args()
     options.frames = int(options.frames)
     if options.episodes < 2:

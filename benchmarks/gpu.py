@@ -3,25 +3,26 @@
     python benchmarks/gpu.py --out results/gpu/speed.json          the whole table
     python benchmarks/gpu.py --cases official:64 default:10        some of it
     python benchmarks/gpu.py --games asterix seaquest --cases default:10
-    python benchmarks/gpu.py --profile official:64 default:64      kernels by time, and launches an iteration
+    python benchmarks/gpu.py --profile official:64 default:64      kernels by time, and launches per iteration
     python benchmarks/gpu.py --envs                                the games alone, with loops and without
-    python benchmarks/gpu.py --out results/gpu/speed.json --table  only the table of what is there
+    python benchmarks/gpu.py --out results/gpu/speed.json --table  only print the table of finished rows
 
 A case is ``NAME:SEEDS``, or ``NAME:SEEDS:key=value,key=value`` with settings changed. Names are NCAPO's presets,
-and ``ALGORITHM/PRESET`` for another algorithm. Preset ``default`` learns from 6.4 replayed transitions a frame (32
-rollouts of 20 steps, 8 updates an iteration of 800 frames). With ``gradient_steps=30`` it learns from 24, the
-replay ratio of the paper's table. Frames are summed over seeds; compiling is left out of them and stands beside.
-Rows that are in the file already are not measured again.
+and ``ALGORITHM/PRESET`` for another algorithm. Preset ``default`` trains on each frame 6.4 times (32
+rollouts of 20 steps, 8 updates per iteration of 800 frames). With ``gradient_steps=30`` it is 24 times, the
+replay ratio of the paper's table. Frames are summed over seeds; compile time is reported separately.
+Rows that are already in the file are not measured again.
 
 Two limits stand beside every case, both measured in the same run. *Operations*: multiply-adds of the matrix
 products that the algorithm needs (a 3x3 convolution counted as such, however it is computed), at the rate of a
 large product of the same number format. *Bytes*: what the steps of a gradient step read and write, each array once
-a step (:func:`traffic`), at the rate of a large copy. What is left is mostly *launches*: with --profile, kernels
-an iteration; small ones take a few microseconds each whatever they do.
+per step (:func:`traffic`), at the rate of a large copy. What is left is mostly *launches*: with --profile, kernels
+per iteration; small ones take a few microseconds each whatever they do.
 
---ahead N compiles N cases at a time beforehand, each in a process of its own: the table takes half as long, the
-compile times are those beside others. With --compiled FOLDER the programs stay there for a later run, and
---compile-only stops when they are there: compiling may go on beside other work, measuring needs the device alone.
+--ahead N compiles N cases at a time beforehand, each in a process of its own: the table takes half as long, but
+the compile times are then those of processes that share the machine. With --compiled FOLDER the programs stay
+there for a later run, and --compile-only stops when they are there: compiling can share the machine with other
+work, measuring needs the device alone.
 """
 
 from __future__ import annotations
@@ -53,16 +54,16 @@ OTHER_GAMES = ("official:10", f"default:64:{FULL}", f"default:10:{FULL}", "defau
 
 def learner_of(game: str, case: str) -> Any:
     """The learner that a case names."""
-    from capo.neural import algorithms
-    from capo.neural.loop import make_learner
-    from capo.neural.settings import override
+    from capo.neural.algorithms import registry as algorithms
+    from capo.neural.algorithms.registry import learner_for
+    from capo.neural.algorithms.settings import override
 
     name, seeds, *more = case.split(":")
     env = f"minatar-{game}"
     settings = {"horizon": "1e7"} | dict(pair.split("=", 1) for pair in ",".join(more).split(",") if pair)
     algorithm, _, preset = name.rpartition("/")
-    config = algorithms.by_name(algorithm or "ncapo").Config.preset(preset, env)
-    return make_learner(env, override(config, settings), int(seeds))
+    config = algorithms.find(algorithm or "ncapo").settings.preset(preset, env)
+    return learner_for(env, override(config, settings), int(seeds))
 
 
 def fingerprint(learner: Any) -> str:
@@ -242,7 +243,7 @@ def compile_one(game: str, case: str, folder: Path) -> None:
         compile_note(folder, game, learner.n_seeds, fingerprint(learner)),
         {"compile_seconds": seconds, "compiled_beside_others": True},
     )
-    print(f"compiled {game} {case}: {seconds} s beside others", file=sys.stderr, flush=True)
+    print(f"compiled {game} {case}: {seconds} s, sharing the machine", file=sys.stderr, flush=True)
 
 
 def compile_note(folder: Path, game: str, seeds: int, settings: str) -> Path:
@@ -297,16 +298,16 @@ def measure_game(game: str, copies: int, written_out: bool) -> dict[str, Any]:
     """Microseconds of a step of all copies of a game together, uniform actions, resets included."""
     import jax
 
-    from capo.envs.minatar import LOOP_TURNS, MinAtar
-    from capo.envs.straight import straight
-    from capo.neural.loop import _step_and_reset
+    from capo.envs.minatar.games import LOOP_ITERATIONS, MinAtar
+    from capo.envs.minatar.unrolled import unroll_loops
+    from capo.neural.learners.jitted import _step_and_reset
 
     env = MinAtar(f"minatar-{game}")
     reset, step = type(env).reset.__get__(env), type(env).step.__get__(env)  # not yet written out, on any device
     if not written_out:
         env._start, env._play = env._game.init, env._game.step  # pgx's, also where there are some of our own
     else:
-        reset, step = (straight(function, LOOP_TURNS.get(env.name, 25)) for function in (reset, step))
+        reset, step = (unroll_loops(function, LOOP_ITERATIONS.get(env.name, 25)) for function in (reset, step))
     env.reset, env.step = reset, step  # type: ignore[method-assign]
     steps = 200
 
@@ -348,18 +349,18 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--games", nargs="+", choices=GAMES, help="with --cases: where (default: Breakout)")
-    parser.add_argument("--cases", nargs="+", metavar="CASE", help="instead of the whole table")
-    parser.add_argument("--profile", nargs="+", metavar="CASE", help="kernels instead of speed")
-    parser.add_argument("--envs", action="store_true", help="the games alone instead of speed")
-    parser.add_argument("--seconds", type=float, default=4.0, help="to measure each case")
-    parser.add_argument("--limit", type=float, default=math.inf, help="start no case after so many seconds")
+    parser.add_argument("--games", nargs="+", choices=GAMES, help="games for --cases (default: Breakout)")
+    parser.add_argument("--cases", nargs="+", metavar="CASE", help="measure these instead of the whole table")
+    parser.add_argument("--profile", nargs="+", metavar="CASE", help="profile these instead of measuring speed")
+    parser.add_argument("--envs", action="store_true", help="measure the games alone")
+    parser.add_argument("--seconds", type=float, default=4.0, help="how long to measure each case")
+    parser.add_argument("--limit", type=float, default=math.inf, help="start no new case after this many seconds")
     parser.add_argument("--ahead", type=int, default=0, metavar="N", help="compile N cases at a time beforehand")
     parser.add_argument("--compiled", type=Path, metavar="FOLDER", help="keep compiled programs here")
     parser.add_argument("--compile-only", action="store_true", help="with --ahead and --compiled: measure nothing")
     parser.add_argument("--compile-one", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--out", type=Path, help="file to write, kept up to date as rows come")
-    parser.add_argument("--table", action="store_true", help="measure nothing: the table of what --out has")
+    parser.add_argument("--out", type=Path, help="JSON file, updated after every row")
+    parser.add_argument("--table", action="store_true", help="measure nothing, only print the table of --out")
     options = parser.parse_args()
     import jax
 

@@ -1,20 +1,20 @@
-"""Speed of the neural learner, beside what a user has today, in one run on one machine.
+"""Speed of the neural learners and of what users have today, in one run on one machine.
 
     python benchmarks/neural.py             CPU: presets official, default and cpu; 1 and 4 seeds; peers
     python benchmarks/neural.py --gpu       the same table for 1, 8 and 64 seeds, without peers
     python benchmarks/neural.py --curves    Breakout by pgx and by the original minatar package, 300k frames
     python benchmarks/neural.py --train minatar-breakout --algo ncapo --preset default --seeds 8 --frames 3e6
                                             a learning curve with evaluation, of any algorithm
-    python benchmarks/neural.py --random    uniform play in the five games: what a learner has to beat
+    python benchmarks/neural.py --random    uniformly random play in the five games: what a learner has to beat
     python benchmarks/neural.py --draw results/neural
-                                            the stored curves as a figure, beside the paper's
+                                            draw the stored curves and the paper's as a figure
 
-Every measurement is a process of its own, so that memory and compile time are its own. What is written:
+Every measurement runs in its own process, so that memory and compile time are its own. It reports
 frames/s and updates/s (all seeds together, compiling left out), compile seconds, the arithmetic of the matrix
 products an update needs (as benchmarks/gpu.py counts it), how long it would take at the speed of a large matrix
 product measured in the same run (the floor), the memory announced and the peak of the process. Peers are
-Stable-Baselines3's A2C and DQN: with its defaults, and DQN at the network, transitions an update and updates a
-step of NCAPO's default.
+Stable-Baselines3's A2C and DQN: with its defaults, and DQN also with the network, transitions per update and
+updates per step of NCAPO's default.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def measure_capo(preset: str, seeds: int, settings: dict[str, str]) -> dict[str,
     """Frames/s of one preset on MinAtar Breakout."""
     from gpu import operations, timed  # beside this file
 
-    from capo.neural.config import override
-    from capo.neural.config import preset as preset_of
-    from capo.neural.loop import make_learner
+    from capo.neural.algorithms.ncapo import NCAPOConfig
+    from capo.neural.algorithms.registry import learner_for
+    from capo.neural.algorithms.settings import override
 
-    config = override(preset_of(preset, ENV), {"horizon": "1e7"} | settings)
-    learner = make_learner(ENV, config, seeds)
+    config = override(NCAPOConfig.preset(preset, ENV), {"horizon": "1e7"} | settings)
+    learner = learner_for(ENV, config, seeds)
     compile_seconds = learner.compile()
     before = resident_mb()
     state = learner.init(range(seeds))
@@ -122,9 +122,9 @@ def matched_dqn(sb3: Any, env: Any) -> Any:
     import torch
     from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 
-    from capo.neural.config import preset
+    from capo.neural.algorithms.ncapo import NCAPOConfig
 
-    config = preset("default", ENV)
+    config = NCAPOConfig.preset("default", ENV)
 
     class Features(BaseFeaturesExtractor):
         def __init__(self, space: Any) -> None:
@@ -169,18 +169,18 @@ def measure_curve(
     import jax
     import numpy as np
 
-    from capo.neural import algorithms
-    from capo.neural.loop import make_learner
-    from capo.neural.settings import override
+    from capo.neural.algorithms import registry as algorithms
+    from capo.neural.algorithms.registry import learner_for
+    from capo.neural.algorithms.settings import override
 
-    config = override(algorithms.by_name(algo).Config.preset(preset, env), {"horizon": str(frames)} | settings)
+    config = override(algorithms.find(algo).settings.preset(preset, env), {"horizon": str(frames)} | settings)
     jitted = env.startswith(("minatar-", "probe-"))
     every = list(range(first_seed, first_seed + seeds))
     groups = [every] if jitted else [[seed] for seed in every]
     points: list[dict[str, Any]] = []
     begin = time.perf_counter()
     for group in groups:
-        learner = make_learner(env, config, len(group))
+        learner = learner_for(env, config, len(group))
         print(learner.describe(), file=sys.stderr, flush=True)
         state = learner.init(group)
         total = -(-frames // learner.frames_per_iteration)
@@ -190,7 +190,7 @@ def measure_curve(
             weights = metrics["episodes"]
             with np.errstate(invalid="ignore"):
                 train = np.nansum(metrics["episode_return"] * weights, axis=0) / weights.sum(axis=0)
-            returns = learner.evaluate_all(state, jax.random.split(jax.random.PRNGKey(stop), len(group)), 32)
+            returns = learner.evaluate(state.params, jax.random.split(jax.random.PRNGKey(stop), len(group)), 32)
             for seed, training, evaluation in zip(group, train, returns, strict=True):
                 point = {
                     "seed": seed,
@@ -220,11 +220,11 @@ def measure_random(env: str) -> dict[str, Any]:
     import jax
     import jax.numpy as jnp
 
-    from capo.neural.config import preset
-    from capo.neural.loop import make_learner
+    from capo.neural.algorithms.ncapo import NCAPOConfig
+    from capo.neural.algorithms.registry import learner_for
 
     episodes = 1000
-    learner = make_learner(env, preset("cpu", env), 1)
+    learner = learner_for(env, NCAPOConfig.preset("cpu", env), 1)
     params = jax.tree.map(jnp.zeros_like, learner.policy_params(learner.init([0]), 0))
     returns = learner.evaluate(params, jax.random.PRNGKey(0), episodes)
     return {
@@ -257,7 +257,7 @@ def draw(folder: Path) -> Path:
 
     curves = stored_curves(folder)
     games = sorted({game for game, _ in curves})
-    source = files("capo.experiments").joinpath("data/minatar_curves.csv").read_text()
+    source = files("capo.report").joinpath("data/minatar_curves.csv").read_text()
     paper = [row for row in csv.DictReader(source.splitlines()) if row["algo"] == "NCAPO"]
     out = folder / "curves.png"
     with figure(out, columns=len(games), size=(4.6 * len(games), 3.9), squeeze=False) as (drawing, axes):
@@ -355,17 +355,17 @@ def main() -> None:
     parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("--gpu", action="store_true", help="1, 8 and 64 seeds, no peers")
     parser.add_argument("--curves", action="store_true", help="Breakout by pgx and by the original package")
-    parser.add_argument("--random", action="store_true", help="returns of uniform play in the five games")
+    parser.add_argument("--random", action="store_true", help="returns of uniformly random play in the five games")
     parser.add_argument("--train", metavar="ENV", help="a learning curve with evaluation")
     parser.add_argument("--draw", type=Path, metavar="DIR", help="draw the curves stored there")
-    parser.add_argument("--algo", default="ncapo", help="of --train: ncapo, offpac, a2c, ppo or rainbow")
+    parser.add_argument("--algo", default="ncapo", help="algorithm of --train: ncapo, offpac, a2c, ppo or rainbow")
     parser.add_argument("--preset", default="default")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--first-seed", type=int, default=0, help="seeds are this one and those after it")
-    parser.add_argument("--points", type=int, default=30, help="of a learning curve")
+    parser.add_argument("--first-seed", type=int, default=0, help="the first seed; the others follow it")
+    parser.add_argument("--points", type=int, default=30, help="points of a learning curve")
     parser.add_argument("--frames", type=float, default=300_000)
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--out", type=Path, help="file to write; printed if not given")
+    parser.add_argument("--out", type=Path, help="file to write (default: print)")
     options = parser.parse_args()
     if options.one:
         print(json.dumps(one(options.one)))
@@ -377,7 +377,7 @@ def main() -> None:
         numbers = (str(options.frames), str(options.seeds), str(options.first_seed), str(options.points))
         rows = [in_process("curve", options.algo, options.train, options.preset, *numbers, *options.set)]
     elif options.random:
-        from capo.envs.minatar import NAMES
+        from capo.envs.minatar.games import NAMES
 
         rows = [in_process("random", env) for env in NAMES]
     elif options.curves:

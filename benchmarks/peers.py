@@ -1,15 +1,15 @@
-"""PPO and A2C beside Stable-Baselines3's own: same settings, same frames, many seeds.
+"""PPO and A2C compared with Stable-Baselines3's: same settings, same frames, many seeds.
 
     python benchmarks/peers.py --out results/peers                        all cases, 10 seeds
     python benchmarks/peers.py --out results/peers --cases ppo:cartpole --seeds 10 --frames 50000
-    python benchmarks/peers.py --out results/peers --table                only the table of what is there
+    python benchmarks/peers.py --out results/peers --table                only print the table of finished rows
 
 Both sides use Stable-Baselines3's defaults, 8 environments, its MLP (two layers of 64, tanh) and the same
-Gymnasium environments (Breakout is the original MinAtar package). Two numbers a seed: the mean return of 50
+Gymnasium environments (Breakout is the original MinAtar package). Two numbers per seed: the mean return of 50
 episodes played at the end with sampled actions, by the same code for both, and the mean return of all
 training episodes. The interval is Welch's 95 % interval of the difference of the seeds' means.
 
-Every finished side of a case is a file in the folder and is not run again.
+Each finished side of a case is kept as a file in the folder and not run again.
 """
 
 from __future__ import annotations
@@ -50,16 +50,14 @@ def play(model: Any, env_name: str, seed: int) -> float:
 def run_capo(algo: str, env_name: str, frames: int, seeds: int) -> list[dict[str, float]]:
     """Our side: one agent, its seeds one after another."""
     import capo
-    from capo.neural import agent as agents
+    from capo.neural.algorithms import registry as algorithms
 
     rows: list[dict[str, float]] = []
     settings: dict[str, Any] = {"network": "mlp"}
     if "MinAtar" in env_name:  # the preset for grids is not Stable-Baselines3's: its plain defaults are
-        from capo.neural import algorithms
-
-        settings = algorithms.by_name(algo).Config.preset("default", "CartPole-v1").to_dict() | settings
+        settings = algorithms.find(algo).settings.preset("default", "CartPole-v1").to_dict() | settings
         del settings["horizon"]
-    agent: capo.PPO = agents.algorithm(algo)(env_name, seeds=seeds, **settings)  # type: ignore[assignment]
+    agent: capo.PPO = algorithms.find(algo).agent(env_name, seeds=seeds, **settings)  # type: ignore[assignment]
     begin = time.perf_counter()
     agent.learn(frames, callback=lambda _, new: rows.extend(new) is None)
     seconds = (time.perf_counter() - begin) / seeds
@@ -170,17 +168,19 @@ def main() -> None:
     parser.add_argument("--cases", nargs="*", default=CASES, choices=CASES)
     parser.add_argument("--sides", nargs="*", default=["capo", "sb3"], choices=["capo", "sb3"])
     parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--frames", type=int, help="instead of 50,000 for CartPole and 300,000 for Breakout")
-    parser.add_argument("--table", action="store_true", help="run nothing")
+    parser.add_argument(
+        "--frames", type=int, help="frames per run (default: 50,000 for CartPole, 300,000 for Breakout)"
+    )
+    parser.add_argument("--table", action="store_true", help="run nothing, only print the table")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     if not options.table:
-        from capo.envs.gym import GymEnv
+        from capo.envs.ids import is_gymnasium_id
         from capo.provenance import provenance
 
         for case in options.cases:
             algo, env = case.split(":")
-            assert GymEnv.knows(ENVS[env])  # registers MinAtar's ids
+            assert is_gymnasium_id(ENVS[env])  # registers MinAtar's ids
             frames = options.frames or FRAMES[env]
             for side, run in (("capo", run_capo), ("sb3", run_sb3)):
                 file = options.out / f"{algo}-{env}-{side}.json"

@@ -1,4 +1,4 @@
-"""Speed of the tabular half, side by side with its peers in one run, on one thread.
+"""Speed of the tabular half compared with its peers, in one run, on one thread.
 
     python benchmarks/tabular.py [--quick] [--out DIR]
 
@@ -249,7 +249,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="smaller sizes, fewer turns")
     parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="folder for tabular.json")
-    parser.add_argument("--only", choices=PARTS, help="one part")
+    parser.add_argument("--only", choices=PARTS, help="measure only this part")
     parser.add_argument("--one-grid", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--turns", type=int, default=1, help=argparse.SUPPRESS)
     options = parser.parse_args()

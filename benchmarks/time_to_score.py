@@ -1,19 +1,19 @@
-"""Seconds of training on two CPU cores until MinAtar Breakout's return reaches 8, and 20, beside peers.
+"""Seconds of training on two CPU cores until MinAtar Breakout's return reaches 8 and 20, compared with peers.
 
     python benchmarks/time_to_score.py --out results/benchmarks/time_to_score.json
     python benchmarks/time_to_score.py --out FILE --cases ncapo sb3-dqn --seeds 1 --limit 120
-    python benchmarks/time_to_score.py --out FILE --table                 only the table of what is there
+    python benchmarks/time_to_score.py --out FILE --table                 only print the table of finished rows
 
 ncapo         preset cpu as `capo train minatar-breakout --preset cpu --frames FRAMES` trains it, on pgx's game
-sb3-ppo       Stable-Baselines3's PPO, 8 environments, MLP 128x128, else its defaults
-sb3-dqn       its DQN, 8 environments, MLP 128x128, buffer of 100,000, learning starts at 1,000, else its
+sb3-ppo       Stable-Baselines3's PPO, 8 environments, MLP 128x128, otherwise its defaults
+sb3-dqn       its DQN, 8 environments, MLP 128x128, buffer of 100,000, learning starts at 1,000, otherwise its
               defaults: one update every 4 steps of the 8 environments, i.e. every 32 frames
 sb3-dqn-1env  the same with one environment: one update every 4 frames (only if asked for)
 
 The peers play the original minatar package through Gymnasium. Both versions of the game have sticky actions
 (0.1), the minimal action set and no time limit.
 
-The clock starts with the process, so imports and compiling count on both sides; it stands still during
+The clock starts with the process, so imports and compiling count on both sides; it is stopped during
 evaluations. These are due every second of training or 5 % of the time so far, whichever is longer, and happen at
 the next log point (ncapo, 10,000 frames) or after the next update (peers). A score is reached at the first
 evaluation whose mean over 100 whole episodes is at least that: with sampled actions and no epsilon for NCAPO and
@@ -21,7 +21,7 @@ PPO, with greedy ones for DQN, which has no other policy.
 
 FRAMES (5 M) is the horizon of every schedule: NCAPO's learning rate falls to 0 there, where its run ends, and
 epsilon falls over the first tenth of it, NCAPO's as well as DQN's; PPO's settings are constant. A run also ends at
-the last score, or after --limit seconds of training: then the best mean that it had is written.
+the last score, or after --limit seconds of training: then its best mean is recorded.
 
 Every measurement is a process of its own, one after another, on --cores cores. What is finished is in the file and
 is not run again. The ratio is the best peer's median time over ours.
@@ -139,7 +139,7 @@ def run_ncapo(seed: int, options: argparse.Namespace) -> Row:
         return not course.over
 
     agent.learn(options.frames, callback=at_log_point)
-    compiling = round(agent._ready().learner.compile_seconds, 1)
+    compiling = round(agent.learner.compile_seconds, 1)
     return course.end(agent.frames) | {"compile_seconds": compiling, "settings": agent.config.to_dict()}
 
 
@@ -150,9 +150,9 @@ def run_sb3(case: str, seed: int, options: argparse.Namespace) -> Row:
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.env_util import make_vec_env
 
-    from capo.envs.gym import GymEnv
+    from capo.envs.ids import is_gymnasium_id
 
-    assert GymEnv.knows(ORIGINAL)  # registers MinAtar's ids
+    assert is_gymnasium_id(ORIGINAL)  # registers MinAtar's ids
     torch.set_num_threads(options.torch_threads)
     greedy = case != "sb3-ppo"
     n_envs = 1 if case == "sb3-dqn-1env" else 8
@@ -256,7 +256,7 @@ class Results:
         return any(all(row[key] == value for key, value in what.items()) for row in self.rows)
 
     def add(self, row: Row) -> None:
-        from capo.experiments.minatar import write_result
+        from capo.experiments.results import write_result
 
         self.rows.append(row)
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -346,17 +346,19 @@ def protocol(options: argparse.Namespace) -> Row:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--one", nargs=2, metavar=("CASE", "SEED"), help=argparse.SUPPRESS)
-    parser.add_argument("--out", type=Path, required=True, help="JSON file, completed if it is there")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file; an existing one is completed")
     parser.add_argument("--cases", nargs="*", default=[OURS, *PEERS], choices=CASES)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--targets", nargs="*", type=float, default=[8.0, 20.0], help="returns to reach")
     parser.add_argument("--frames", type=float, default=5e6, help="horizon of the schedules, end of NCAPO's run")
-    parser.add_argument("--limit", type=float, default=600.0, help="seconds of training of any run")
-    parser.add_argument("--episodes", type=int, default=100, help="of an evaluation")
-    parser.add_argument("--cores", type=int, default=2, help="that a measurement may use")
-    parser.add_argument("--torch-threads", type=int, default=1, help="of the peers; for nets this small 1 is best")
-    parser.add_argument("--table", action="store_true", help="run nothing")
+    parser.add_argument("--limit", type=float, default=600.0, help="most seconds of training per run")
+    parser.add_argument("--episodes", type=int, default=100, help="episodes per evaluation")
+    parser.add_argument("--cores", type=int, default=2, help="cores that a run may use")
+    parser.add_argument(
+        "--torch-threads", type=int, default=1, help="threads of the peers; 1 is best for nets this small"
+    )
+    parser.add_argument("--table", action="store_true", help="run nothing, only print the table")
     options = parser.parse_args()
     options.frames = int(options.frames)
     if options.one:

@@ -2,21 +2,21 @@
 
     python benchmarks/tune.py --out results/tuning/NAME.json --games breakout asterix --frames 2.5e6 --seeds 2 \\
         --base batch_size=32,gradient_steps=30 --settings - retrace_lambda=0.8 gamma=0.995,learning_rate=1e-3
-    python benchmarks/tune.py --out results/tuning/NAME.json --table     only the table of what is there
+    python benchmarks/tune.py --out results/tuning/NAME.json --table     only print the table of finished rows
 
 --base changes a preset for all of them; each of --settings is compared on top of it (``-`` changes nothing). They
 may change numbers that enter the program as numbers: learning rate, discount, lambda, epsilon and so on (NUMBERS),
-and six that are no settings of NCAPO: ``advantage_lambda``, the lambda of the returns behind the actor's
-advantages itself (``actor_lambda`` is a part of ``retrace_lambda``); ``replay_share``, the newest part of the
+and six that are not settings of NCAPO: ``advantage_lambda``, the lambda of the returns behind the actor's
+advantages itself (``actor_lambda`` is a fraction of ``retrace_lambda``); ``replay_share``, the newest part of the
 replay that batches are drawn from; ``advantage_power``, the power of |A| in its weight; ``entropy_decay``, the
 part of the entropy's weight that is gone at the end of the run (linearly); ``epsilon_spread``, by what factor the
 epsilons of the environments are below and above the usual one; ``learning_rate_power``, of the linear schedule (2:
 quadratic). Whatever changes a shape belongs to --base.
 
-A row has the mean return of the episodes of training in each quarter of the run, and of 32 whole episodes of each
+A row has the mean return of the episodes of training in each quarter of the run, and of 32 whole episodes per
 seed after it, with sampled actions and no epsilon (and with the best actions, which the table leaves out). The
 table's score is the mean over games of the logarithm of both, against the first setting's: 0.1 is about 10 %
-better. Two or three seeds tell big effects from nothing, no more: report what you choose on other seeds.
+better. Two or three seeds show only big effects: report what you choose on other seeds.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from capo import envs
-from capo.experiments.minatar import write_result
-from capo.neural import ncapo, replay
-from capo.neural.algorithm import At
-from capo.neural.config import NCAPOConfig, override
-from capo.neural.loop import JittedLearner
+from capo.experiments.results import write_result
+from capo.neural.algorithms import ncapo
+from capo.neural.algorithms.ncapo import NCAPOAlgorithm, NCAPOConfig
+from capo.neural.algorithms.settings import override
+from capo.neural.learners.jitted import JittedLearner
+from capo.neural.parts import policies, replay
 from capo.provenance import provenance
 
 GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
@@ -71,6 +72,16 @@ Array = Any
 Row = dict[str, Any]
 
 
+class Traced:
+    """Settings with some values replaced by traced ones."""
+
+    def __init__(self, config: Any, **values: Array) -> None:
+        self.__dict__ |= {"_config": config} | values
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._config, name)
+
+
 class SideBySide(JittedLearner):
     """A learner whose seeds have settings of their own.
 
@@ -80,10 +91,10 @@ class SideBySide(JittedLearner):
 
     def __init__(self, env: Any, config: NCAPOConfig, numbers: dict[str, np.ndarray[Any, Any]]) -> None:
         self._numbers = numbers
-        super().__init__(env, config, len(next(iter(numbers.values()))))
+        super().__init__(NCAPOAlgorithm(config, env), env, len(next(iter(numbers.values()))))
         ncapo.replay.draw = self._draw  # type: ignore[attr-defined]
         ncapo.actor_target = self._actor_target
-        ncapo.behaviour = self._behaviour
+        policies.mix_uniform = self._mix_uniform
 
     def _begin(self, params: Any, keys: Array) -> Any:
         state = super()._begin(params, keys)
@@ -92,10 +103,10 @@ class SideBySide(JittedLearner):
     def _iterate(self, state: Any, iteration: Array) -> Any:
         numbers = state.target["numbers"]
         state = replace(state, target={name: net for name, net in state.target.items() if name != "numbers"})
-        config = At(self.config, **(EXTRA | numbers))
+        config: Any = Traced(self.config, **(EXTRA | numbers))
         progress = iteration * self.frames_per_iteration / config.horizon
         part = config.advantage_lambda / config.retrace_lambda
-        self.algorithm.config = At(
+        self.algorithm.config = Traced(
             config,
             actor_lambda=jnp.where(config.advantage_lambda < 0, config.actor_lambda, part),
             entropy=config.entropy * (1 - config.entropy_decay * progress),
@@ -108,17 +119,19 @@ class SideBySide(JittedLearner):
     def _draw(self, spec: replay.ReplaySpec, key: Array, iteration: Array, shape: tuple[int, ...]) -> Array:
         """Like replay.draw, from the newest part of the replay."""
         iteration = iteration % spec.clear_every if spec.clear_every else iteration
-        held = jnp.minimum(iteration + 1, spec.chunks)
-        share = jnp.ceil(spec.chunks * self.algorithm.config.replay_share)
+        held = jnp.minimum(iteration + 1, spec.n_iterations)
+        share = jnp.ceil(spec.n_iterations * self.algorithm.config.replay_share)
         newest = jnp.clip(share, 1, held).astype(jnp.int32)
         age_key, env_key = jax.random.split(key)
         age = jnp.minimum((jax.random.uniform(age_key, shape) * newest).astype(jnp.int32), newest - 1)
-        return (iteration - age) % spec.chunks * spec.n_envs + jax.random.randint(env_key, shape, 0, spec.n_envs)
+        return (iteration - age) % spec.n_iterations * spec.n_envs + jax.random.randint(
+            env_key, shape, 0, spec.n_envs
+        )
 
-    def _behaviour(self, logits: Array, epsilon: Array) -> Array:
-        """Like ncapo.behaviour, with an epsilon of its own for every environment: a geometric ladder."""
-        rung = jnp.linspace(-1.0, 1.0, logits.shape[0])[:, None]
-        return BEHAVIOUR(logits, jnp.minimum(epsilon * self.algorithm.config.epsilon_spread**rung, 1.0))
+    def _mix_uniform(self, pi: Array, epsilon: Array) -> Array:
+        """Like policies.mix_uniform, with an epsilon of its own for every environment: a geometric ladder."""
+        rung = jnp.linspace(-1.0, 1.0, pi.shape[0])[:, None]
+        return MIX_UNIFORM(pi, jnp.minimum(epsilon * self.algorithm.config.epsilon_spread**rung, 1.0))
 
     def _actor_target(self, log_pi: Array, advantage: Array, config: Any) -> Array:
         """Like ncapo.actor_target, with a power of |A|."""
@@ -127,7 +140,7 @@ class SideBySide(JittedLearner):
         return ACTOR_TARGET(log_pi, jnp.sign(advantage) * weight, self.config)
 
 
-ACTOR_TARGET, BEHAVIOUR = ncapo.actor_target, ncapo.behaviour
+ACTOR_TARGET, MIX_UNIFORM = ncapo.actor_target, policies.mix_uniform
 
 
 def changes(text: str) -> dict[str, str]:
@@ -176,8 +189,8 @@ def compare(game: str, options: argparse.Namespace) -> list[Row]:
         best = quarters[-1].reshape(len(settings), -1).mean(axis=1).max()
         print(f"{game}: quarter {quarter + 1}, {spent:.0f} s, best {best:.2f}", file=sys.stderr, flush=True)
     keys = jnp.stack([jax.random.PRNGKey(9000 + seed) for seed in seeds])
-    returns = learner.evaluate_all(state, keys, EPISODES).mean(axis=1)
-    best_actions = learner.evaluate_all(state, keys, EPISODES, deterministic=True).mean(axis=1)
+    returns = learner.evaluate(state.params, keys, EPISODES).mean(axis=1)
+    best_actions = learner.evaluate(state.params, keys, EPISODES, deterministic=True).mean(axis=1)
 
     def row(index: int) -> Row:
         own = slice(index * options.seeds, (index + 1) * options.seeds)
@@ -234,15 +247,15 @@ def table(rows: list[Row]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="JSON file, completed if it is there")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file; an existing one is completed")
     parser.add_argument("--games", nargs="+", default=GAMES, choices=GAMES)
-    parser.add_argument("--preset", default="default", help="of NCAPO")
+    parser.add_argument("--preset", default="default", help="preset of NCAPO")
     parser.add_argument("--base", default="", help="changes to the preset for all settings")
     parser.add_argument("--settings", nargs="+", default=["-"], help="changes on top, each compared")
-    parser.add_argument("--frames", type=float, default=2.5e6, help="of each run, and horizon of its schedules")
+    parser.add_argument("--frames", type=float, default=2.5e6, help="frames per run, and horizon of its schedules")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--first-seed", type=int, default=1000)
-    parser.add_argument("--table", action="store_true", help="run nothing")
+    parser.add_argument("--table", action="store_true", help="run nothing, only print the table")
     options = parser.parse_args()
     options.frames = int(options.frames)
 

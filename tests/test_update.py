@@ -188,7 +188,7 @@ def test_the_compiled_twin_agrees(step):
         ({"kind": "fixed", "eta": float("nan")}, "finite"),
         ({"kind": "log", "multiple": 1e9}, "multiple=1e\\+09 must be at most"),
         ({"kind": "clipped", "clip": -1.0}, "clip=-1.0"),
-        ({"kind": "on-policy", "beta": 1.5}, "beta=1.5 must lie in"),
+        ({"kind": "on-policy", "beta": 1.5}, "beta=1.5 must be between 0 and 1"),
         ({"kind": "log", "multiple": "two"}, "multiple='two'"),
     ],
 )

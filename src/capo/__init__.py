@@ -5,12 +5,16 @@ from typing import TYPE_CHECKING, Any
 from capo.errors import CapoError, CapoWarning
 from capo.tabular import baselines, mdps, theory
 from capo.tabular.mdp import MDP
-from capo.tabular.result import Result
-from capo.tabular.solver import solve, solve_many
+from capo.tabular.solver import Result, solve, solve_many
 from capo.update import StepSize
 
 if TYPE_CHECKING:
-    from capo.neural.agent import A2C, NCAPO, PPO, OffPAC, Rainbow
+    from capo.neural.algorithms.a2c import A2C
+    from capo.neural.algorithms.ncapo import NCAPO
+    from capo.neural.algorithms.offpac import OffPAC
+    from capo.neural.algorithms.ppo import PPO
+    from capo.neural.algorithms.rainbow import Rainbow
+    from capo.neural.algorithms.registry import load
 
 __version__ = "0.1.0"
 __all__ = [
@@ -26,6 +30,7 @@ __all__ = [
     "StepSize",
     "__version__",
     "baselines",
+    "load",
     "mdps",
     "solve",
     "solve_many",
@@ -35,8 +40,14 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """The neural half is imported at its first use: it brings jax, which the tabular half does not need."""
-    if name in ("A2C", "NCAPO", "OffPAC", "PPO", "Rainbow"):
-        from capo.neural import agent
+    if name == "load" or name[:1].isupper():
+        from capo.neural.algorithms import registry
 
-        return getattr(agent, name)
+        agents = {row.agent.__name__: row.agent for row in registry.ROWS.values()}
+        if name in agents or name == "load":
+            return registry.load if name == "load" else agents[name]
     raise AttributeError(f"module 'capo' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,9 +1,11 @@
-"""Numbers that users give: each check returns the plain value or raises the CapoError that names it."""
+"""Checks of the numbers that users give: each returns the plain value, or raises a CapoError that names it."""
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,18 +35,53 @@ def between(name: str, value: Any, low: float, high: float) -> float:
     """A number in [low, high]."""
     number = _as_float(value)
     if number is None or not low <= number <= high:
-        raise CapoError(f"{name}={_show(value)} must lie in [{low:g}, {high:g}]")
+        raise CapoError(f"{name}={_show(value)} must be between {low:g} and {high:g}")
     return number
 
 
 def seeds(given: Any) -> npt.NDArray[np.int64]:
-    """Which seeds: 0..n-1 for a number n, or a list of them."""
+    """The seeds (n,) of a tabular run: 0 to n - 1 for a number n, or the list that was given."""
     if isinstance(given, Sequence | np.ndarray) and not isinstance(given, str):
         which = [whole("seed", seed, 0) for seed in given]
         if not which:
-            raise CapoError("seeds: at least one is needed")
+            raise CapoError(f"seeds={given!r} must have at least one seed")
         return np.array(which, np.int64)
     return np.arange(whole("seeds", given))
+
+
+def as_path(call: str, given: Any) -> Path:
+    """The name of a file or folder."""
+    if not isinstance(given, str | os.PathLike) or not os.fspath(given):
+        raise CapoError(f"{call}: {given!r} is not the name of a file or folder")
+    return Path(given)
+
+
+def check_seed(value: Any) -> int:
+    """A seed of jax's random keys."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 0 <= value < 2**31:
+        raise CapoError(f"seed={_show(value)} must be an integer from 0 to 2**31 - 1")
+    return int(value)
+
+
+def seeds_from(first: Any, given: Any) -> list[int]:
+    """The seeds of an agent.
+
+    Args:
+        first: the seed, or the first of several.
+        given: how many seeds there are from ``first`` on, the list of them, or None for ``first`` alone.
+
+    >>> seeds_from(3, None), seeds_from(3, 2), seeds_from(0, [5, 9])
+    ([3], [3, 4], [5, 9])
+    """
+    if given is None:
+        return [check_seed(first)]
+    if isinstance(given, Sequence | np.ndarray) and not isinstance(given, str):
+        chosen = [check_seed(one) for one in given]
+        if not chosen or len(set(chosen)) != len(chosen):
+            raise CapoError(f"seeds={given!r} must have at least one seed, and no two may be equal")
+        return chosen
+    start = check_seed(first)
+    return [check_seed(one) for one in range(start, start + whole("seeds", given))]
 
 
 def _as_float(value: Any) -> float | None:

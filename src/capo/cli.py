@@ -1,4 +1,4 @@
-"""The command line: parses, calls the library, prints. Each command is a module of :mod:`capo.commands`."""
+"""The command line: parse, call the library, print. Each command is a module of :mod:`capo.commands`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from capo.errors import CapoError
 
 _EXAMPLES = """\
 examples:
-  capo train minatar-breakout --preset cpu            train an agent; Ctrl-C stops it, 'capo resume' goes on
-  capo solve chain:10 --rule cyclic --certificate     an exact solution, with the paper's theorems checked on it
+  capo train minatar-breakout --preset cpu            train an agent; Ctrl-C stops it, 'capo resume' continues
+  capo solve chain:10 --rule cyclic --certificate     solve an MDP exactly and check the paper's theorems on it
   capo solve FrozenLake-v1 --gamma 0.99 --rule batch
-  capo reproduce bandit --quick                       a figure of the paper: data, table, picture
+  capo reproduce bandit --quick                       reproduce a figure of the paper: data, table, picture
 
 'capo COMMAND --help' explains each command.
 """
@@ -45,31 +45,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
         settings = [text for text in unknown if re.match(r"\w+=", text)] if hasattr(options, "set") else []
-        hint = f" (for each setting a --set: {' '.join(f'--set {text}' for text in settings)})" if settings else ""
+        each = " ".join(f"--set {text}" for text in settings)
+        hint = f" (each setting needs its own --set: {each})" if settings else ""
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     if "" not in sys.path and os.curdir not in sys.path:
-        sys.path.append(os.curdir)  # a script finds the modules beside it, for environments called module:id
+        sys.path.append(os.curdir)  # find modules beside the user, as a script does: environments called module:id
     try:
         return int(options.run(options))
     except CapoError as error:
-        print(f"capo: error: {error}", file=sys.stderr)
-        return 2
+        message = str(error)
     except MemoryError as error:
-        print(f"capo: error: out of memory: {error}", file=sys.stderr)
-        return 2
+        message = f"out of memory: {error}"
     except RuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):  # jax's word for it, on every device
+        if "RESOURCE_EXHAUSTED" not in str(error):  # what jax calls it on every device
             raise
-        print(
-            f"capo: error: out of memory: {error}; set a smaller batch_size, or run fewer seeds", file=sys.stderr
-        )
-        return 2
+        message = f"out of memory: {error}; set a smaller batch_size or train fewer seeds"
     except KeyboardInterrupt:
         print("\ncapo: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # `capo ... | head`: the reader has left
+    except BrokenPipeError:  # `capo ... | head`: nobody reads any more
         sys.stderr.close()
         return 141
+    print(f"capo: error: {message}", file=sys.stderr)
+    return 2
 
 
 def entry() -> None:
@@ -78,7 +76,7 @@ def entry() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
-    if status == 130:  # a compiler's threads may still be at work, and must not see Python go
+    if status == 130:  # the compiler's threads may still be running, and must not see Python shut down
         os._exit(status)
     sys.exit(status)
 

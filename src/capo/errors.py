@@ -1,4 +1,4 @@
-"""The one exception users meet, and the helpers that word it."""
+"""The exception and the warning that users see, and the wording that many messages share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class CapoError(ValueError):
 
 
 class CapoWarning(UserWarning):
-    """Something allowed but outside what the theory covers."""
+    """Something that is allowed, but that the theory does not cover or that a user should know."""
 
 
 def unknown_name(kind: str, given: object, allowed: Iterable[str]) -> CapoError:

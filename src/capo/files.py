@@ -1,60 +1,132 @@
-"""Writing files so that a crash never leaves half of one."""
+"""Writing files: whole or not at all, and with an error that says what to do when the disk refuses.
+
+A write goes to a temporary file in the same folder, is flushed to the disk, and is then renamed. At any moment a
+reader (or a process that starts after a ``kill -9``) sees the old file or the new one, never a part of either.
+"""
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from capo.errors import CapoError
 
 
+class DiskError(CapoError):
+    """A write failed; the existing files are intact."""
+
+
+@contextmanager
+def disk_errors(path: str | Path) -> Iterator[None]:
+    """Turn an ``OSError`` about ``path`` into a :class:`DiskError` that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskError(f"{path}: the disk is full; free some space") from error
+        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+            raise DiskError(f"cannot write {path} ({error.strerror}); choose another folder") from error
+        raise DiskError(f"cannot write {path} ({error.strerror or error})") from error
+
+
 def prepare_folder(path: str | Path) -> Path:
-    """Create a folder for output and prove that it can be written to, before any long work starts."""
+    """Create a folder for output and check that it can be written to, before any long work starts."""
     folder = Path(path)
     if folder.exists() and not folder.is_dir():
         raise CapoError(f"{folder} is a file: give a folder for the output")
-    try:
+    with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
-    except OSError as error:
-        raise CapoError(f"cannot write to {folder}: {error.strerror or error}") from error
     return folder
 
 
-def write_atomically(path: str | Path, write: Callable[[IO[bytes]], object]) -> Path:
-    """Write a file as a whole or not at all: a temporary file beside it, flush, rename."""
+class _Writer(io.RawIOBase):
+    """A file on an open descriptor, without a buffer: every byte goes through ``os.write``."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        return os.lseek(self._descriptor, offset, whence)
+
+    def write(self, data: Any) -> int:
+        """Write all of ``data``; ``os.write`` may take only a part of it at a time."""
+        view = memoryview(data)
+        total = len(view)
+        while len(view):
+            view = view[os.write(self._descriptor, view[: 1 << 24]) :]
+        return total
+
+
+@contextmanager
+def atomic_file(path: str | Path) -> Iterator[IO[bytes]]:
+    """A binary file that appears at ``path`` complete and on the disk, or not at all.
+
+    Raises:
+        DiskError: if the disk is full or the folder cannot be written; ``path`` is then as it was before.
+    """
     target = Path(path)
+    with disk_errors(target):
+        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0)
+        descriptor = os.open(temporary, flags, 0o666)
+        try:
+            try:
+                yield cast(IO[bytes], _Writer(descriptor))
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            os.replace(temporary, target)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        _sync_folder(target.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename in ``folder`` survive a power cut; does nothing where folders cannot be opened."""
     try:
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    except OSError as error:
-        raise CapoError(f"cannot write {target}: {error.strerror or error}") from error
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
     try:
-        with os.fdopen(handle, "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o666 & ~_umask())  # mkstemp's files are private; an output file is not
-        os.replace(name, target)
-    except BaseException as error:
-        Path(name).unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise CapoError(f"cannot write {target}: {error.strerror or error}") from error
-        raise
-    return target
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
-def write_json(path: str | Path, content: Any) -> Path:
-    """Write ``content`` as indented JSON, atomically."""
-    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
-    return write_atomically(path, lambda file: file.write(text.encode()))
+def write_bytes(path: str | Path, data: bytes) -> Path:
+    """Write ``data`` atomically; returns the path."""
+    with atomic_file(path) as file:
+        file.write(data)
+    return Path(path)
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def write_text(path: str | Path, text: str) -> Path:
+    """Write ``text`` as UTF-8, atomically; returns the path."""
+    return write_bytes(path, text.encode())
+
+
+def write_json(path: str | Path, content: Any, *, allow_nan: bool = False) -> Path:
+    """Write ``content`` as indented JSON, atomically; returns the path.
+
+    Args:
+        path: the file.
+        content: what ``json.dumps`` takes.
+        allow_nan: write NaN and infinity as JavaScript spells them, which strict JSON has no word for.
+    """
+    return write_text(path, json.dumps(content, indent=2, allow_nan=allow_nan) + "\n")

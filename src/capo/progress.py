@@ -1,43 +1,122 @@
-"""How far a long computation is: one line that is rewritten on a terminal, a line now and then in a log file."""
+"""How far a long computation is: a live line on a terminal, a plain line every so often in a log file.
+
+Everything goes to standard error, so that results can be piped.
+"""
 
 from __future__ import annotations
 
+import math
 import sys
 import time
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+LINE_EVERY = 10.0  # seconds between two lines in a log file
 
 
 class Ticker:
-    """Prints a status line, not more often than a reader needs it.
+    """Shows nothing: what is used when progress is not wanted, and the interface of the two kinds below."""
 
-    Args:
-        enabled: a disabled ticker does nothing.
-        stream: where to; standard error if not given, so that results can be piped.
-    """
+    def message(self, text: str) -> None:
+        """A line for the user that stays, such as how long compiling took."""
 
-    def __init__(self, enabled: bool, stream: TextIO | None = None) -> None:
-        self._enabled = enabled
-        self._stream = stream or sys.stderr
-        self._live = self._stream.isatty()
-        self._every = 0.2 if self._live else 10.0
-        self._last = time.monotonic()
-        self._width = 0
+    def show(self, text: str, share: float | None = None) -> None:
+        """Where the computation stands, replacing what was shown before.
 
-    def show(self, text: str) -> None:
-        """Show ``text`` if enough time has passed since the last one."""
-        now = time.monotonic()
-        if not self._enabled or now - self._last < self._every:
-            return
-        self._last = now
-        if self._live:
-            self._stream.write("\r" + text.ljust(self._width))
-            self._width = len(text)
-        else:
-            self._stream.write(text + "\n")
-        self._stream.flush()
+        Args:
+            text: one line.
+            share: of the work that is done, from 0 to 1; None if unknown.
+        """
 
     def close(self) -> None:
-        """Wipe the live line, so that what follows starts on a clean one."""
-        if self._enabled and self._live and self._width:
-            self._stream.write("\r" + " " * self._width + "\r")
-            self._stream.flush()
+        """The computation ended, successfully or not."""
+
+
+class Lines(Ticker):
+    """For log files and pipes: whole lines, at most one every ten seconds.
+
+    Args:
+        stream: where to.
+        final: whether the last line is printed at the end, however soon that comes.
+    """
+
+    def __init__(self, stream: TextIO, final: bool = False) -> None:
+        self.stream, self.final = stream, final
+        self._pending: str | None = None
+        self._printed = time.monotonic()
+
+    def message(self, text: str) -> None:
+        print(text, file=self.stream, flush=True)
+
+    def show(self, text: str, share: float | None = None) -> None:
+        done = "" if share is None else f"{math.floor(100 * share)}%  "
+        self._pending = done + text
+        if time.monotonic() - self._printed >= LINE_EVERY:
+            self._print()
+
+    def _print(self) -> None:
+        if self._pending is not None:
+            print(self._pending, file=self.stream, flush=True)
+        self._pending, self._printed = None, time.monotonic()
+
+    def close(self) -> None:
+        if self.final:
+            self._print()
+
+
+class Live(Ticker):
+    """For a terminal: a line that is rewritten, with a bar where the share of the work is known.
+
+    Args:
+        console: where to.
+        final: whether the line stays at the end.
+    """
+
+    def __init__(self, console: Console, final: bool = False) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        bar = (TextColumn("{task.percentage:>3.0f}%"), BarColumn(bar_width=8)) if final else ()  # fits 80 columns
+        columns = (*bar, TextColumn("{task.description}", markup=False))
+        self._progress = Progress(*columns, console=console, transient=not final)
+        self._task = self._progress.add_task("starting" if final else "", total=1.0)
+        self._progress.start()
+
+    def message(self, text: str) -> None:
+        self._progress.console.print(text, highlight=False, markup=False)
+
+    def show(self, text: str, share: float | None = None) -> None:
+        self._progress.update(self._task, completed=share or 0.0, description=text)
+
+    def close(self) -> None:
+        self._progress.stop()
+
+
+def show_progress(enabled: bool, stream: TextIO | None = None, final: bool = False) -> Ticker:
+    """The kind of progress that suits where it is shown.
+
+    Args:
+        enabled: show nothing if false.
+        stream: standard error if None.
+        final: whether the last line is kept, and a bar drawn (a training), or not (a quick computation).
+    """
+    if not enabled:
+        return Ticker()
+    stream = sys.stderr if stream is None else stream
+    if not stream.isatty():
+        return Lines(stream, final=final)
+    from rich.console import Console
+
+    return Live(Console(file=stream), final)
+
+
+def clock(seconds: float) -> str:
+    """A duration for people.
+
+    >>> clock(75), clock(3700)
+    ('1:15', '1:01:40')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

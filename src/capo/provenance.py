@@ -1,4 +1,4 @@
-"""What made a result: versions, commit and hardware, for every file of results."""
+"""What produced a result: versions, commit and hardware. Every results file records them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PACKAGES = ("capo-rl", "numpy", "scipy", "numba", "jax", "jaxlib", "optax", "pg
 
 
 def versions() -> dict[str, str]:
-    """The versions of Python and of the packages results depend on, those that are installed."""
+    """The versions of Python and of the installed packages that results depend on."""
     found = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
@@ -27,8 +27,8 @@ def versions() -> dict[str, str]:
 def commit() -> str | None:
     """The commit of capo's own source, with ``+changes`` if it has any.
 
-    ``CAPO_COMMIT`` in the environment says it instead: a copy on another machine has no history, or another's.
-    None if it isn't a git checkout.
+    The environment variable ``CAPO_COMMIT`` overrides it: a copy on another machine has no history, or the wrong
+    one. None if this is not a git checkout.
     """
     if os.environ.get("CAPO_COMMIT"):
         return os.environ["CAPO_COMMIT"]
@@ -71,5 +71,5 @@ def _processor() -> str:
 
 
 def provenance() -> dict[str, Any]:
-    """Everything above as one JSON-able dictionary."""
+    """Versions, commit and hardware as one dictionary for JSON."""
     return {"versions": versions(), "commit": commit(), "hardware": hardware()}

@@ -8,41 +8,45 @@ update with ``alpha = log 1/pi`` squares pi, so log pi doubles at every visit an
 after about a thousand of them; it is kept at or above :func:`floor`, from where a positive update still
 brings pi back to 1/(2 - pi), as in exact arithmetic.
 
-All functions take numpy or jax arrays with the actions on the last axis and return the same kind.
+All functions take numpy or jax arrays, with actions on the last axis, and return arrays of the same library.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
 
 import numpy as np
 
 from capo.checks import positive
 from capo.errors import CapoError, unknown_name
 
-Array = Any  # a numpy or a jax array
+if TYPE_CHECKING:  # capo.arrays imports jax, which the tabular half does not need
+    from capo.arrays import Array, NDArray
+
+A = TypeVar("A", "NDArray", "Array")  # an array of numpy or of jax
+Other: TypeAlias = "NDArray | Array | float"  # an array of the same library, or a number
 Kind = Literal["log", "fixed", "clipped", "on-policy"]
 KINDS: tuple[str, ...] = get_args(Kind)
 MOST_MULTIPLE, MOST_ETA = 1e6, 1e290  # beyond these log pi at the floor would overflow
 
 
-def _namespace(x: Array) -> Any:
+def _namespace(x: NDArray | Array) -> Any:
     """``numpy`` or ``jax.numpy``, whichever ``x`` belongs to."""
     if isinstance(x, np.ndarray | np.generic | float | int | list | tuple):
         return np
-    import jax.numpy as jnp  # imported late: the tabular half does not need it
+    import jax.numpy as jnp  # imported here: the tabular half does not need it
 
     return jnp
 
 
 def floor(dtype: Any) -> float:
-    """The least log-probability that is kept: twice it is still finite in ``dtype``."""
+    """The lowest log-probability kept: twice it is still finite in ``dtype``."""
     return float(np.finfo(dtype).min) * 1e-8
 
 
-def log_normalise(theta: Array) -> tuple[Array, Array]:
-    """Log-softmax over the last axis, accurate for probabilities next to 1, kept above the floor.
+def log_normalise(theta: A) -> tuple[A, A]:
+    """Log-softmax over the last axis, accurate for probabilities close to 1, kept above the floor.
 
     Args:
         theta: (..., A) unnormalised log-weights, each row with a finite maximum.
@@ -55,8 +59,8 @@ def log_normalise(theta: Array) -> tuple[Array, Array]:
     top = theta.argmax(axis=-1)
     peak = theta.max(axis=-1, keepdims=True)
     is_top = xp.arange(theta.shape[-1]) == top[..., None]
-    # The largest weight is left out of the sum and enters through log1p: without that, log pi of an action
-    # with pi = 1 - 1e-20 would be 0 and its step size with it.
+    # The largest weight is left out of the sum and enters through log1p: otherwise log pi of an action with
+    # pi = 1 - 1e-20 would be 0, and so would its step size.
     rest = xp.where(is_top, 0.0, xp.exp(xp.where(is_top, 0.0, theta - peak))).sum(axis=-1, keepdims=True)
     log_z = peak + xp.log1p(rest)
     # theta - log_z in two steps: at the top entry peak cancels exactly and only -log1p(rest) remains.
@@ -66,14 +70,14 @@ def log_normalise(theta: Array) -> tuple[Array, Array]:
 
 @dataclass(frozen=True)
 class StepSize:
-    """A step size alpha(s, a), always computed from log pi, sign(A) and, on-policy, the visit count.
+    """A step size alpha(s, a), computed from log pi, sign(A) and, on-policy, the visit count.
 
     kind        alpha
     ``log``     multiple * log 1/pi; the theorems need multiple >= 1, the batch rate exactly 1
     ``fixed``   eta
     ``clipped`` min(log 1/pi, clip)
-    ``on-policy``  log 1/pi for A <= 0; log(beta/(1-beta) / pi) for A > 0 and pi < beta; else
-                zeta * log((N+1)/N), where N >= 1 counts the current visit too.
+    ``on-policy``  log 1/pi for A <= 0; log(beta/(1-beta) / pi) for A > 0 and pi < beta; otherwise
+                zeta * log((N+1)/N), where N >= 1 counts visits, the current one included.
                 beta and zeta default to the largest allowed, 1/(A+1) and 1/A
     """
 
@@ -97,7 +101,7 @@ class StepSize:
         if self.eta > MOST_ETA:
             raise CapoError(f"step size: eta={self.eta:g} must be at most {MOST_ETA:g}")
         if self.beta is not None and self.beta >= 1:
-            raise CapoError(f"step size: beta={self.beta} must lie in (0, 1)")
+            raise CapoError(f"step size: beta={self.beta} must be between 0 and 1, both excluded")
 
     def with_defaults(self, n_actions: int) -> StepSize:
         """The same step size with beta and zeta filled in for ``n_actions`` actions."""
@@ -119,7 +123,7 @@ class StepSize:
                 broken.append(f"zeta={self.zeta:g} > 1/|A| = {1 / n_actions:g}")
         return broken
 
-    def alpha(self, log_pi: Array, sign: Array, counts: Array | None = None) -> Array:
+    def alpha(self, log_pi: A, sign: Other, counts: Other | None = None) -> A:
         """The step size of every entry.
 
         Args:
@@ -132,27 +136,30 @@ class StepSize:
         """
         xp = _namespace(log_pi)
         log_pi = xp.asarray(log_pi)
+        alpha: A
         if self.kind == "fixed":
-            return xp.full_like(log_pi, self.eta)
-        if self.kind == "clipped":
-            return xp.minimum(-log_pi, self.clip)
-        if self.kind == "log":
-            return -self.multiple * log_pi
-        if counts is None:
-            raise CapoError("the on-policy step size needs visit counts")
-        settings = self.with_defaults(log_pi.shape[-1])
-        assert settings.beta is not None
-        assert settings.zeta is not None
-        rescue = np.log(settings.beta / (1 - settings.beta)) - log_pi
-        slow = settings.zeta * xp.log1p(1.0 / xp.maximum(counts, 1))
-        upward = xp.where(log_pi < np.log(settings.beta), rescue, slow)
-        return xp.where(xp.asarray(sign) > 0, upward, -log_pi)
+            alpha = xp.full_like(log_pi, self.eta)
+        elif self.kind == "clipped":
+            alpha = xp.minimum(-log_pi, self.clip)
+        elif self.kind == "log":
+            alpha = -self.multiple * log_pi
+        elif counts is None:
+            raise CapoError("the on-policy step size needs visit counts: pass counts=")
+        else:
+            settings = self.with_defaults(log_pi.shape[-1])
+            assert settings.beta is not None
+            assert settings.zeta is not None
+            rescue = np.log(settings.beta / (1 - settings.beta)) - log_pi
+            slow = settings.zeta * xp.log1p(1.0 / xp.maximum(counts, 1))
+            upward = xp.where(log_pi < np.log(settings.beta), rescue, slow)
+            alpha = xp.where(xp.asarray(sign) > 0, upward, -log_pi)
+        return alpha
 
 
 LOG = StepSize("log")
 
 
-def coordinate_update(log_pi: Array, sign: Array, alpha: Array) -> Array:
+def coordinate_update(log_pi: A, sign: Other, alpha: Other) -> A:
     """One CAPO update of whole rows: ``log softmax(log_pi + alpha * sign)``.
 
     Args:
@@ -170,7 +177,7 @@ def coordinate_update(log_pi: Array, sign: Array, alpha: Array) -> Array:
     return coordinate_update_with_shift(log_pi, sign, alpha)[0]
 
 
-def coordinate_update_with_shift(log_pi: Array, sign: Array, alpha: Array) -> tuple[Array, Array]:
+def coordinate_update_with_shift(log_pi: A, sign: Other, alpha: Other) -> tuple[A, A]:
     """:func:`coordinate_update`, and the log-normaliser (...,) it divided by.
 
     The sum of these shifts over time is what turns log pi back into the paper's theta.

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")  # before jax is imported: compiles faster
 
@@ -18,16 +17,16 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from tiny_agents import FRAMES, TinyNCAPO, compiled_once, tiny_settings
+from tiny_agents import FRAMES, PLAN, TinyNCAPO, tiny_trainings
 
 from capo import CapoError
 from capo.cli import main
-from capo.experiments import ablation, minatar, variants
-from capo.experiments import batch_neural as bn
+from capo.experiments import ablation
+from capo.experiments import algorithm2 as a2
 from capo.experiments.common import read_csv
-from capo.experiments.minatar import EvaluationLog, Plan
-from capo.neural import agent as agents
-from capo.neural.config import PRESETS, override, preset
+from capo.experiments.training import Plan
+from capo.neural.algorithms.ncapo import NCAPOConfig
+from capo.neural.algorithms.settings import override
 from capo.update import StepSize
 
 NAMES = ("base", "alpha-1")
@@ -35,13 +34,9 @@ NAMES = ("base", "alpha-1")
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[type[TinyNCAPO]]:
-    monkeypatch.setattr(agents, "ALGORITHMS", {"ncapo": TinyNCAPO})
-    monkeypatch.setattr(variants.VariantJob, "_settings", tiny_settings)
-    monkeypatch.setattr(minatar, "environment", lambda _: "probe-both")
-    monkeypatch.setattr(ablation, "QUICK", Plan(FRAMES, 2, "cpu", 4, 5, 5, quick=True))
+    monkeypatch.setattr(ablation, "QUICK", PLAN)
     monkeypatch.setattr(ablation, "QUICK_VARIANTS", NAMES)
-    monkeypatch.setattr(TinyNCAPO, "learned", 0)
-    with compiled_once(tmp_path_factory.getbasetemp() / "ablation-jax-cache"):
+    with tiny_trainings(monkeypatch, tmp_path_factory.getbasetemp() / "ablation-jax-cache", "ncapo"):
         yield TinyNCAPO
 
 
@@ -60,19 +55,19 @@ def chain_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_variant_changes_one_thing_that_the_presets_know() -> None:
-    for name in PRESETS:
+    for name in NCAPOConfig.PRESETS:
         plan = Plan(preset=name)
-        base = preset(name, "minatar-breakout")
+        base = NCAPOConfig.preset(name, "minatar-breakout")
         kept = ablation.differing("breakout", plan)
-        assert kept[0] is ablation.BASE
+        assert kept[0] == ablation.BASE
         for variant in kept[1:]:
-            changed = override(base, variant.settings)
+            settings = ablation.VARIANTS[variant][1]
+            changed = override(base, settings)
             assert changed != base
-            assert set(variant.settings) >= {k for k, v in changed.to_dict().items() if v != getattr(base, k)}
-    titles = [variant.name for variant in ablation.differing("breakout", ablation.PLAN)]
-    assert len(titles) == len(set(titles)) == 22
-    assert "kl-paper" not in titles, "the default has it already"
-    assert len({variant.name for variant in ablation.VARIANTS}) == len(ablation.VARIANTS)
+            assert set(settings) >= {k for k, v in changed.to_dict().items() if v != getattr(base, k)}
+    names = ablation.differing("breakout", ablation.PLAN)
+    assert len(names) == len(set(names)) == 22
+    assert "kl-paper" not in names, "the default has it already"
 
 
 def test_game_part_trains_what_is_missing_and_goes_on(
@@ -87,6 +82,7 @@ def test_game_part_trains_what_is_missing_and_goes_on(
     assert "the chain has not been run" in shown.out
     assert (out / "ablation.png").read_bytes().startswith(b"\x89PNG")
     content = {name: json.loads((out / f"breakout-{name}.json").read_text()) for name in NAMES}
+    assert content["alpha-1"]["experiment"] == "ablation"
     assert content["alpha-1"]["changed"] == {"step_size": "fixed", "fixed_alpha": 1.0}
     assert content["alpha-1"]["config"]["step_size"] == "fixed"
     assert content["base"]["config"]["step_size"] == "log"
@@ -106,22 +102,16 @@ def test_game_part_trains_what_is_missing_and_goes_on(
     base.write_text(base.read_text().replace('"gamma": 0.99', '"gamma": 0.5'))
     assert quick(out, "--part", "game", "--variants", "alpha-1") == 2
     assert "gamma 0.5, not 0.99" in capsys.readouterr().err
-    assert "differs from base in more than it should (gamma 0.99 against 0.5)" in ablation.report(out)
+    assert "differs from base in more than it should (gamma 0.99 instead of 0.5)" in ablation.report(out)
     # A run that was stopped goes on to the same end.
-    call, broken = EvaluationLog.__call__, tmp_path / "broken"
-
-    def stop(self: EvaluationLog, agent: Any, rows: Sequence[dict[str, float]]) -> None:
-        call(self, agent, rows)
-        if rows[0]["frames"] >= 320:
-            raise KeyboardInterrupt
-
+    broken = tmp_path / "broken"
     monkeypatch.setattr(ablation, "QUICK_VARIANTS", ("alpha-1",))
     with monkeypatch.context() as patch:
-        patch.setattr(EvaluationLog, "__call__", stop)
+        patch.setattr(TinyNCAPO, "stop_at", 320)
         assert quick(broken, "--part", "game") == 130
-    assert "the same command goes on" in capsys.readouterr().err
+    assert "the same command continues" in capsys.readouterr().err
     assert quick(broken, "--part", "game") == 0
-    assert "going on with" in capsys.readouterr().err
+    assert "continuing" in capsys.readouterr().err
     assert json.loads((broken / "breakout-alpha-1.json").read_text())["seeds"] == content["alpha-1"]["seeds"]
 
 
@@ -141,8 +131,8 @@ def test_the_chains_part(chain_folder: Path) -> None:
 def test_tables_and_figure_need_the_files_only(
     chain_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(ablation, "run_all", None)
-    monkeypatch.setattr(ablation, "solve", None)
+    monkeypatch.setattr(a2, "run_all", None)
+    monkeypatch.setattr(ablation, "capo_to_optimum", None)
     assert main(["reproduce", "ablation", "--draw-only", "--out", str(chain_folder)]) == 0
     text = capsys.readouterr().out
     assert "QUICK" in text
@@ -157,11 +147,11 @@ def test_a_finished_chain_is_not_repeated(
     tiny: type[TinyNCAPO], chain_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     del tiny
-    monkeypatch.setattr(ablation, "run_all", None)
+    monkeypatch.setattr(a2, "run_all", None)
     monkeypatch.setattr(ablation, "QUICK_VARIANTS", ("base",))
     ablation.run(chain_folder, quick=True)
-    assert "the chain is finished already" in capsys.readouterr().err
-    assert not ablation._has_chain(chain_folder, quick=False)
+    assert "the part chain is finished already" in capsys.readouterr().err
+    assert not ablation.CHAIN.is_there(chain_folder, quick=False)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +161,7 @@ def test_a_finished_chain_is_not_repeated(
         (["--variants", "alpha1"], "did you mean 'alpha-1'"),
         (["--part", "game", "--variants", "kl-paper"], "has these settings already"),
         (["--games", "brekout"], "did you mean 'breakout'"),
-        (["--algos", "ppo"], "--algos is no option of ablation"),
+        (["--algos", "ppo"], "--algos does not apply to ablation"),
     ],
 )
 def test_mistakes_are_named(
@@ -200,7 +190,7 @@ def test_steps_and_weights_of_the_target() -> None:
             theta = log_pi + alpha * size * chosen * np.sign(advantage)
             expected = theta - np.log(np.exp(theta).sum(axis=1, keepdims=True))
             with jax.enable_x64(True):
-                found, states = bn.capo_target(
+                found, states = a2.capo_target(
                     jax.numpy.asarray(log_pi), jax.numpy.asarray(advantage), batch, step, weighted
                 )
                 np.testing.assert_allclose(found, expected, atol=1e-12)

@@ -172,7 +172,7 @@ def test_a_quick_run_never_replaces_a_full_one(tmp_path, monkeypatch, capsys):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "summary.json").write_text('{"quick": false}')
     assert main(["reproduce", "bandit", "--quick", "--out", "full"]) == 2
-    assert "summary.json is of a full run, which --quick would replace" in capsys.readouterr().err
+    assert "summary.json is from a full run, which --quick would replace" in capsys.readouterr().err
     assert main(["reproduce", "bandit", "--out", "full"]) == 0
     assert len(wrote) == 2
 

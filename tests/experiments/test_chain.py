@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 
 import capo
-from capo.experiments import batch_neural as bn
+from capo.experiments import algorithm2 as a2
 from capo.experiments import chain
 from capo.experiments.common import read_csv
-from capo.tabular.baselines import Evaluation
+from capo.tabular.theory import PolicyValues
 
-TABLE = bn.Learner(policy="table")
+TABLE = a2.UpdateRule(policy="table")
 FEW = {key: chain.METHODS[key] for key in ("batch", "cyclic", "offpac a", "offpac all")}
-SIZES = bn.Sizes(iterations=40, batch=16, replay=100, record_every=10, horizon=100)
+SIZES = a2.RunSizes(iterations=40, batch=16, replay=100, record_every=10, horizon=100)
 
 
 def single(mdp):
     """The problem of one MDP, without the axis of runs."""
-    return jax.tree.map(lambda leaf: leaf[0], bn.stack([mdp]))
+    return jax.tree.map(lambda leaf: leaf[0], a2.stack([mdp]))
 
 
 def random_policy(mdp, seed=0):
@@ -37,13 +37,13 @@ def test_values_against_the_tabular_half(options):
     mdp = capo.mdps.chain(10, **options)
     _, pi = random_policy(mdp)
     with jax.enable_x64(True):
-        values = jax.tree.map(np.asarray, bn.evaluate(single(mdp), pi))
-        again = jax.tree.map(np.asarray, bn.evaluate(single(mdp), pi, visits=True))
-    expected = Evaluation(mdp, np.log(pi))
+        values = jax.tree.map(np.asarray, a2.evaluate(single(mdp), pi))
+        again = jax.tree.map(np.asarray, a2.evaluate(single(mdp), pi, visits=True))
+    expected = PolicyValues(mdp, np.log(pi))
     np.testing.assert_allclose(values.v, mdp.policy_values(pi), rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(values.advantage, expected.advantage, atol=1e-10)
     np.testing.assert_allclose(again.advantage, expected.advantage, atol=1e-10)
-    visits = expected.visitation(mdp.start)[1:-1] / (1 - mdp.gamma)
+    visits = expected.visitation_from(mdp.start)[1:-1] / (1 - mdp.gamma)
     np.testing.assert_allclose(again.visits[1:-1], visits, rtol=1e-10, atol=1e-14)
     assert again.visits[0] == again.visits[-1] == 0
 
@@ -53,9 +53,9 @@ def test_return_against_the_product_of_probabilities():
     _, pi = random_policy(mdp, 3)
     there = pi[1:10, -1].prod()
     with jax.enable_x64(True):
-        found = float(bn.expected_return(single(mdp), pi, 100))
+        found = float(a2.expected_return(single(mdp), pi, 100))
     assert found == pytest.approx(100 * there + 0.1 * (1 - there), rel=1e-12)
-    assert bn.plain_return(mdp, pi, 100) == pytest.approx(found, rel=1e-12)
+    assert a2.plain_return(mdp, pi, 100) == pytest.approx(found, rel=1e-12)
 
 
 # --- the updates ----------------------------------------------------------------------------------------------
@@ -64,10 +64,10 @@ def test_return_against_the_product_of_probabilities():
 def test_batch_target_is_the_closed_form():
     mdp = capo.mdps.chain(10, 3)
     _, pi = random_policy(mdp)
-    advantage = Evaluation(mdp, np.log(pi)).advantage
+    advantage = PolicyValues(mdp, np.log(pi)).advantage
     with jax.enable_x64(True):
-        target, visited = bn.capo_target(jax.numpy.log(pi), advantage, bn.live_pairs(mdp))
-        partial, only = bn.capo_target(jax.numpy.log(pi), advantage, np.array([5, 5, 7]))
+        target, visited = a2.capo_target(jax.numpy.log(pi), advantage, a2.live_pairs(mdp))
+        partial, only = a2.capo_target(jax.numpy.log(pi), advantage, np.array([5, 5, 7]))
     weights = np.where(advantage > 0, 1.0, pi**2)[1:-1]
     np.testing.assert_allclose(np.exp(target)[1:-1], weights / weights.sum(axis=1, keepdims=True), rtol=1e-10)
     assert visited.tolist() == [0.0, *[1.0] * 9, 0.0]
@@ -82,9 +82,9 @@ def test_batch_target_is_the_closed_form():
 def gradient(learner, theta, mdp, batch, params=None):
     with jax.enable_x64(True):
         old = jax.nn.log_softmax(jax.numpy.asarray(theta))
-        values = bn.evaluate(single(mdp), jax.numpy.exp(old))
+        values = a2.evaluate(single(mdp), jax.numpy.exp(old))
         at = {"theta": jax.numpy.asarray(theta if params is None else params)}
-        return np.asarray(jax.grad(lambda p: bn.loss(learner, p, old, values, np.array(batch)))(at)["theta"])
+        return np.asarray(jax.grad(lambda p: a2.loss(learner, p, old, values, np.array(batch)))(at)["theta"])
 
 
 @pytest.mark.parametrize("kl", ["policy-to-target", "target-to-policy"])
@@ -92,7 +92,7 @@ def test_capo_gradient_of_one_pair(kl):
     mdp = capo.mdps.chain(10, 3)
     theta, pi = random_policy(mdp)
     s, a = 4, 3
-    advantage = Evaluation(mdp, np.log(pi)).advantage[s, a]
+    advantage = PolicyValues(mdp, np.log(pi)).advantage[s, a]
     found = gradient(replace(TABLE, kl=kl), theta, mdp, [s * 4 + a])
     unit = np.eye(4)[a]
     if kl == "policy-to-target":  # -alpha sign(A) pi_a (e_a - pi)
@@ -109,7 +109,7 @@ def test_capo_gradient_of_one_pair(kl):
 def test_offpac_gradient_against_the_formula(weight):
     mdp = capo.mdps.chain(10, 3)
     theta, pi = random_policy(mdp)
-    now = Evaluation(mdp, np.log(pi))
+    now = PolicyValues(mdp, np.log(pi))
     gain = mdp.q_values(now.values) if weight == "q" else now.advantage
     pairs = [(1, 0), (1, 3), (5, 3), (1, 0)]
     expected = np.zeros_like(theta)
@@ -126,7 +126,7 @@ def test_ppo_starts_as_offpac_and_stops_where_it_is_clipped():
     batch = [4, 7, 23]
     np.testing.assert_allclose(gradient(ppo, theta, mdp, batch), gradient(offpac, theta, mdp, batch), atol=1e-10)
     s, a = 9, 3  # the step to 100
-    assert Evaluation(mdp, np.log(pi)).advantage[s, a] > 0
+    assert PolicyValues(mdp, np.log(pi)).advantage[s, a] > 0
     far = theta.copy()
     far[s, a] += 2.0
     assert not gradient(ppo, theta, mdp, [s * 4 + a], far).any()
@@ -137,16 +137,16 @@ def test_ppo_starts_as_offpac_and_stops_where_it_is_clipped():
 
 def test_training_against_a_plain_loop():
     mdp, rate = capo.mdps.chain(10, 9), 0.05
-    pairs = bn.batches_from("all", [mdp], SIZES)
-    points, found = bn.run_all(TABLE, [mdp], pairs, [rate], SIZES)
+    pairs = a2.batches_from("all", [mdp], SIZES)
+    points, found = a2.run_all(TABLE, [mdp], pairs, [rate], SIZES)
     theta = np.zeros((11, 10))
     first, second = np.zeros_like(theta), np.zeros_like(theta)
     returns = []
     for i in range(SIZES.iterations + 1):
         pi = np.exp(theta) / np.exp(theta).sum(axis=1, keepdims=True)
         if i in points:
-            returns.append(bn.plain_return(mdp, pi, 100))
-        advantage = Evaluation(mdp, np.log(pi)).advantage
+            returns.append(a2.plain_return(mdp, pi, 100))
+        advantage = PolicyValues(mdp, np.log(pi)).advantage
         sign = np.where(np.abs(advantage) > 1e-9, np.sign(advantage), 0)
         target = capo.update.coordinate_update(np.log(pi), sign, -np.log(pi))
         difference = np.log(pi) - target
@@ -159,11 +159,11 @@ def test_training_against_a_plain_loop():
 
 
 def test_runs_depend_on_their_own_seed_only():
-    mdp, learner = capo.mdps.chain(10, 1), bn.Learner("offpac")
+    mdp, learner = capo.mdps.chain(10, 1), a2.UpdateRule("offpac")
 
     def train(runs, rates):
-        batches = bn.batches_from("walk replay", [mdp] * runs, SIZES)
-        return bn.run_all(learner, [mdp] * runs, batches, rates, SIZES)[1]
+        batches = a2.batches_from("walk replay", [mdp] * runs, SIZES)
+        return a2.run_all(learner, [mdp] * runs, batches, rates, SIZES)[1]
 
     three = train(3, [1e-3, 1e-2])
     np.testing.assert_array_equal(three, train(3, [1e-3, 1e-2]))
@@ -176,22 +176,22 @@ def test_runs_depend_on_their_own_seed_only():
 
 def test_streams():
     mdp = capo.mdps.chain(10, 9)
-    cycle = bn.cyclic_stream(mdp, 180)
-    assert sorted(cycle[:90]) == bn.live_pairs(mdp).tolist()
+    cycle = a2.cyclic_stream(mdp, 180)
+    assert sorted(cycle[:90]) == a2.live_pairs(mdp).tolist()
     assert (cycle[90:] == cycle[:90]).all()
     easy = capo.mdps.chain(10, 1)
-    walk = bn.walk_stream(easy, 4000, 100, np.random.default_rng(0))
+    walk = a2.walk_stream(easy, 4000, 100, np.random.default_rng(0))
     state, action = np.divmod(walk, 2)
     follows = np.where(action[:-1] == 0, 1, np.where(state[:-1] == 9, 1, state[:-1] + 1))
     assert (state[1:] == follows).all()
     assert abs(action.mean() - 0.5) < 0.03
-    short = bn.walk_stream(easy, 100, 1, np.random.default_rng(0))
+    short = a2.walk_stream(easy, 100, 1, np.random.default_rng(0))
     assert set(short // 2) == {1}
 
 
 def test_replay_holds_the_last_pairs_only():
     stream = np.arange(50 * 16)
-    batches = bn.replayed(stream, 16, 100, np.random.default_rng(0))
+    batches = a2.replayed(stream, 16, 100, np.random.default_rng(0))
     assert sorted(batches[0]) == list(range(16))
     for i, batch in enumerate(batches):
         assert len(set(batch.tolist())) == 16
@@ -245,7 +245,7 @@ def test_data_say_where_they_come_from(folder):
 
 def test_report_and_figures_need_the_files_only(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(chain, "METHODS", FEW)
-    monkeypatch.setattr(chain, "run_all", None)
+    monkeypatch.setattr(a2, "run_all", None)
     text = chain.report(folder)
     assert "QUICK" in text
     assert "Why the number of actions matters" in text
@@ -257,11 +257,10 @@ def test_report_and_figures_need_the_files_only(folder, tmp_path, monkeypatch):
 
 def test_exact_offpac_by_hand():
     mdp = capo.mdps.chain(4, 1)
-    sizes = replace(SIZES, iterations=1)
-    _, final = chain.exact_offpac(mdp, 0.5, sizes)
+    _, final = chain.exact_offpac(mdp, 0.5, iterations=1)
     uniform = np.full((5, 2), 0.5)
     visits = np.array([0, 1, 0.99 / 2, (0.99 / 2) ** 2, 0])
-    advantage = Evaluation(mdp, np.log(uniform)).advantage
+    advantage = PolicyValues(mdp, np.log(uniform)).advantage
     theta = 0.5 * (visits / visits.sum())[:, None] * uniform * advantage
     pi = np.exp(theta) / np.exp(theta).sum(axis=1, keepdims=True)
     there = math.prod(pi[1:4, 1])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import capo
-from capo.experiments import batch_neural as bn
+from capo.experiments import algorithm2 as a2
 from capo.experiments import grid
 from capo.experiments.common import read_csv
 
@@ -49,16 +49,16 @@ def test_the_large_mazes_are_run_at_one_rate_and_drawn_apart(tmp_path, monkeypat
 def test_return_of_a_policy_that_never_arrives():
     mdp = capo.mdps.grid(5)
     policy = np.eye(4)[np.zeros(mdp.n_states, int)]  # always up
-    stacked = jax.tree.map(lambda leaf: leaf[0], bn.stack([mdp]))
+    stacked = jax.tree.map(lambda leaf: leaf[0], a2.stack([mdp]))
     with jax.enable_x64(True):
-        assert float(bn.expected_return(stacked, policy, 100)) == pytest.approx(-100)
+        assert float(a2.expected_return(stacked, policy, 100)) == pytest.approx(-100)
 
 
 def test_own_batches_follow_the_visits():
     weights = np.array([[1.0, 0.0], [3.0, 4.0]])
     chances = (np.arange(8000) + 0.5) / 8000
     with jax.enable_x64(True):
-        drawn = np.asarray(bn._draw(jax.numpy.asarray(weights), chances))
+        drawn = np.asarray(a2._draw(jax.numpy.asarray(weights), chances))
     assert np.bincount(drawn, minlength=4).tolist() == [1000, 0, 3000, 4000]
 
 
@@ -84,7 +84,7 @@ def test_all_learn_and_exact_capo_is_first(folder):
 
 def test_report_and_figure_need_the_files_only(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(grid, "METHODS", FEW)
-    monkeypatch.setattr(grid, "run_all", None)
+    monkeypatch.setattr(a2, "run_all", None)
     monkeypatch.setattr(grid, "solve", None)
     text = grid.report(folder)
     assert "QUICK" in text

@@ -5,66 +5,34 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")  # before jax is imported: compiles faster
 
-import jax
-import numpy as np
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
 
 from made_runs import make_result
+from tiny_agents import PLAN, TinyNCAPO, change_presets, tiny_trainings
 
 from capo import CapoError
 from capo.cli import main
-from capo.experiments import minatar
-from capo.experiments.minatar import EvaluationLog, Plan
-from capo.neural import agent as agents
-from capo.report import folders
-
-TINY = {
-    "n_envs": 8,
-    "rollout_length": 2,
-    "width": 8,
-    "shared_trunk": True,
-    "batch_size": 4,
-    "gradient_steps": 2,
-    "replay_rollouts": 32,
-}
-
-
-class Tiny(agents.NCAPO):
-    """NCAPO on a probe, so small that it trains in a second."""
-
-    learned = 0
-
-    def learn(self, frames: int, **options: Any) -> Any:
-        type(self).learned += frames * len(self.seeds)
-        return super().learn(frames, **options)
+from capo.envs.minatar.games import GAMES
+from capo.experiments import minatar, training
+from capo.experiments.training import Plan
+from capo.neural.algorithms import registry
 
 
 @pytest.fixture
-def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[type[Tiny]]:
-    monkeypatch.setattr(agents, "ALGORITHMS", {"ncapo": Tiny})
-    monkeypatch.setattr(minatar, "environment", lambda _: "probe-both")
-    monkeypatch.setattr(minatar.Job, "_settings", lambda _: TINY)
-    monkeypatch.setattr(minatar, "QUICK", Plan(640, 2, "cpu", 4, 5, 7, quick=True))
-    monkeypatch.setattr(Tiny, "learned", 0)
-    cache = {
-        "jax_compilation_cache_dir": str(tmp_path_factory.getbasetemp() / "minatar-jax-cache"),
-        "jax_persistent_cache_min_compile_time_secs": 0,
-        "jax_persistent_cache_min_entry_size_bytes": 0,
-    }
-    before = {name: getattr(jax.config, name) for name in cache}
-    for name, value in cache.items():
-        jax.config.update(name, value)
-    yield Tiny
-    for name, value in before.items():
-        jax.config.update(name, value)
+def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[type[TinyNCAPO]]:
+    monkeypatch.setattr(minatar, "QUICK", replace(PLAN, final_episodes=7))
+    with tiny_trainings(monkeypatch, tmp_path_factory.getbasetemp() / "minatar-jax-cache", "ncapo"):
+        yield TinyNCAPO
 
 
 def quick(out: Path, *more: str) -> int:
@@ -72,18 +40,25 @@ def quick(out: Path, *more: str) -> int:
 
 
 def test_a_quick_run_leaves_results_table_and_figure(
-    tiny: type[Tiny], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny: type[TinyNCAPO], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert quick(tmp_path) == 0
     shown = capsys.readouterr()
-    assert "left out: ppo, a2c, rainbow, offpac" in shown.err
     assert "QUICK" in shown.out
     assert "54.5" in shown.out, "the paper's number"
-    assert "7 whole episodes of each seed, actions sampled" in shown.out
+    assert "7 full episodes per seed, actions sampled" in shown.out
     assert (tmp_path / "minatar.png").read_bytes().startswith(b"\x89PNG")
     content = json.loads((tmp_path / "breakout-ncapo-cpu.json").read_text())
     assert {"versions", "commit", "hardware", "wall_seconds"} <= set(content["programs"][0])
     assert set(content["protocol"]) == {"Evaluation curve", "Final score", "Training curve", "Sticky actions"}
+    numbers = {
+        "experiment": "minatar",
+        "evaluations": 4,
+        "episodes": 5,
+        "final_episodes": 7,
+        "deterministic": False,
+    }
+    assert content | numbers == content
     for seed, entry in enumerate(content["seeds"]):
         assert entry["seed"] == seed
         assert entry["evaluation"]["frames"] == [160, 320, 480, 640]
@@ -107,45 +82,49 @@ def test_a_quick_run_leaves_results_table_and_figure(
     assert quick(tmp_path, "--frames", "1280") == 2
     assert "frames 640, not 1280" in capsys.readouterr().err
     # Nor do those of a preset that has changed since.
-    monkeypatch.setattr(minatar.Job, "_settings", lambda _: TINY | {"gamma": 0.5})
-    assert quick(tmp_path) == 2
-    assert "holds results of other settings (gamma 0.99, not 0.5)" in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        change_presets(patch, "ncapo", gamma=0.5)
+        assert quick(tmp_path) == 2
+    assert "holds results with other settings (gamma 0.99, not 0.5)" in capsys.readouterr().err
     # A file from before there was a setting has the value of saying nothing.
-    monkeypatch.setattr(minatar.Job, "_settings", lambda _: TINY | {"actor_lambda": 0.25})
     del more["config"]["actor_lambda"]
     (tmp_path / "breakout-ncapo-cpu.json").write_text(json.dumps(more))
-    assert quick(tmp_path) == 2
-    assert "holds results of other settings (actor_lambda 1.0, not 0.25)" in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        change_presets(patch, "ncapo", actor_lambda=0.25)
+        assert quick(tmp_path) == 2
+    assert "holds results with other settings (actor_lambda 1.0, not 0.25)" in capsys.readouterr().err
     # Nor other evaluations.
-    monkeypatch.setattr(minatar.Job, "_settings", lambda _: TINY)
-    monkeypatch.setattr(minatar, "QUICK", Plan(640, 2, "cpu", 4, 6, 7, quick=True))
+    monkeypatch.setattr(minatar, "QUICK", replace(PLAN, episodes=6, final_episodes=7))
     assert quick(tmp_path) == 2
-    assert "not 6 whole episodes" in capsys.readouterr().err
+    assert "holds results with other settings (episodes 5, not 6)" in capsys.readouterr().err
+    # A file from before the numbers were stored can be drawn, but nothing can be added to it.
+    del more["episodes"]
+    (tmp_path / "breakout-ncapo-cpu.json").write_text(json.dumps(more))
+    assert quick(tmp_path) == 2
+    assert "does not say how it was evaluated (episodes missing)" in capsys.readouterr().err
+    assert main(["reproduce", "minatar", "--draw-only", "--out", str(tmp_path)]) == 0
 
 
 def test_an_interrupted_run_goes_on_to_the_same_end(
-    tiny: type[Tiny], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny: type[TinyNCAPO], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert quick(whole) == 0
-    call = EvaluationLog.__call__
-
-    def stop(self: EvaluationLog, agent: Any, rows: Sequence[dict[str, float]]) -> None:
-        call(self, agent, rows)
-        if rows[0]["frames"] >= 320:
-            raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
-        patch.setattr(EvaluationLog, "__call__", stop)
+        patch.setattr(tiny, "stop_at", 320)
         assert quick(broken) == 130
-    assert "the same command goes on" in capsys.readouterr().err
+    assert "the same command continues" in capsys.readouterr().err
     assert not (broken / "breakout-ncapo-cpu.json").exists()
     with monkeypatch.context() as patch:  # a preset that has changed since
-        patch.setattr(minatar.Job, "_settings", lambda _: TINY | {"gamma": 0.5})
+        change_presets(patch, "ncapo", gamma=0.5)
         assert quick(broken) == 2
-        assert "is a run of other settings (gamma 0.99, not 0.5)" in capsys.readouterr().err
+        assert "is a run with other settings (gamma 0.99, not 0.5)" in capsys.readouterr().err
+    with monkeypatch.context() as patch:  # or other evaluations
+        patch.setattr(minatar, "QUICK", replace(PLAN, evaluations=2, final_episodes=7))
+        assert quick(broken) == 2
+        assert "is a run with other settings (eval_every 160, not 320)" in capsys.readouterr().err
     assert quick(broken) == 0
-    assert "going on with" in capsys.readouterr().err
+    assert "continuing" in capsys.readouterr().err
     ours, theirs = (json.loads((one / "breakout-ncapo-cpu.json").read_text()) for one in (broken, whole))
     assert ours["seeds"] == theirs["seeds"]
     # A damaged results file is made again from the run's folder, without training.
@@ -166,7 +145,7 @@ def test_drawing_marks_what_is_missing_or_damaged(tmp_path: Path, capsys: pytest
     make_result(data, "asterix", "ncapo", 20.0, format=99)
     assert main(["reproduce", "minatar", "--draw-only", "--out", str(data)]) == 0
     shown = capsys.readouterr().out
-    assert "seaquest-ppo-default.json: is not readable JSON, perhaps cut short" in shown
+    assert "seaquest-ppo-default.json: not readable as JSON, perhaps cut short" in shown
     assert "asterix-ncapo-default.json: was written by another version of capo (format 99" in shown
     assert "no results of PPO on seaquest" in shown
     assert "54.00 [54.00, 54.00]" in shown
@@ -180,7 +159,7 @@ def test_drawing_marks_what_is_missing_or_damaged(tmp_path: Path, capsys: pytest
     ]
     assert "all seeds trained in" in shown
     assert "Trained on: A processor; 2 cores." in shown
-    assert "Trained in 60 s, trainings side by side counted once (3 min one after another)." in shown
+    assert "Trained in 60 s; trainings that overlap count once (3 min one after another)." in shown
     assert (data / "minatar.png").stat().st_size > 10_000
     assert main(["report", str(data), "--out", str(tmp_path / "page.html")]) == 0
     captured = capsys.readouterr()
@@ -194,7 +173,7 @@ def test_drawing_marks_what_is_missing_or_damaged(tmp_path: Path, capsys: pytest
         ({"seeds": []}, "no finished seed"),
         ({"programs": []}, "lacks something"),
         ({"seeds": [{"seed": 0}]}, "lacks something"),
-        ({"experiment": "other"}, "is no result"),
+        ({"experiment": "other"}, "is not a results file"),
     ],
 )
 def test_a_folder_without_a_finished_seed_is_an_error(
@@ -217,7 +196,7 @@ def test_a_folder_without_a_finished_seed_is_an_error(
         (["--quick", "--algos", "ppo:cpu"], "unknown preset of ppo 'cpu': allowed are default, paper"),
         (["--quick", "--algos", "ppo", "--preset", "fast"], "unknown preset of ppo 'fast'"),
         (["--algos", "ncapo:"], "unknown preset of ncapo ''"),
-        (["--draw-only", "--games", "breakout"], "--games is no option of --draw-only"),
+        (["--draw-only", "--games", "breakout"], "--games does not apply to --draw-only"),
         (["--draw-only", "--quick"], "exclude each other"),
     ],
 )
@@ -231,29 +210,17 @@ def test_mistakes_are_named(
 
 def test_options_of_minatar_are_refused_elsewhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reproduce", "bandit", "--seeds", "3", "--out", str(tmp_path)]) == 2
-    assert "--seeds is no option of bandit" in capsys.readouterr().err
+    assert "--seeds does not apply to bandit" in capsys.readouterr().err
 
 
 def test_names_are_read_as_people_write_them() -> None:
-    assert minatar.choose_games(["minatar-breakout,Space-Invaders"]) == ["breakout", "space_invaders"]
-    assert minatar.choose_games(None) == list(folders.GAMES)
-    from capo.envs.minatar import GAMES
-
-    assert tuple(GAMES) == folders.GAMES
-
-
-def test_an_algorithm_that_this_version_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agents, "ALGORITHMS", {"ncapo": agents.NCAPO})
-    said: list[str] = []
-    assert minatar.choose_kinds(["ppo", "ncapo"], Plan(), said.append) == [("ncapo", "default")]
-    assert "left out: ppo" in said[0]
-    with pytest.raises(CapoError, match="not in this version of capo: ppo; it has ncapo"):
-        minatar.choose_kinds(["ppo"], Plan(), said.append)
+    assert training.choose_games(["minatar-breakout,Space-Invaders"]) == ["breakout", "space_invaders"]
+    assert training.choose_games(None) == list(GAMES)
 
 
 def test_algorithms_with_and_without_a_preset() -> None:
     def chosen(*given: str, **plan: Any) -> list[tuple[str, str]]:
-        return minatar.choose_kinds(given, Plan(**plan), pytest.fail)
+        return training.choose_kinds(given, Plan(**plan))
 
     assert chosen("ncapo:official", "ncapo,Off-PAC:cpu", "ncapo:default", "ncapo") == [
         ("ncapo", "official"),
@@ -261,17 +228,17 @@ def test_algorithms_with_and_without_a_preset() -> None:
         ("offpac", "cpu"),
     ]
     assert chosen("ncapo", "ppo:default", preset="official") == [("ncapo", "official"), ("ppo", "default")]
-    assert chosen() == [(name, "default") for name in minatar.ALGORITHMS]
+    assert chosen() == [(name, "default") for name in registry.ROWS]
     assert chosen("ncapo", "ppo", preset="cpu", quick=True) == [("ncapo", "cpu"), ("ppo", "default")]
 
 
 def test_two_presets_of_one_algorithm_share_a_folder(
-    tiny: type[Tiny], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny: type[TinyNCAPO], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert quick(tmp_path, "--algos", "ncapo") == 0
     assert quick(tmp_path, "--algos", "ncapo:default", "ncapo", "ncapo:cpu") == 0
     shown = capsys.readouterr()
-    assert "2 of (game, algorithm, preset), 2 seeds of 640 frames each; 1 finished already" in shown.err
+    assert "2 trainings, 2 seeds of 640 frames each; 1 finished already" in shown.err
     assert "1 of 1: ncapo (default) on breakout, seeds 0, 1" in shown.err
     assert {file.name for file in tmp_path.glob("*.json")} == {
         "breakout-ncapo-cpu.json",
@@ -299,7 +266,7 @@ def test_presets_are_told_apart(tmp_path: Path) -> None:
         ("offpac", "cpu"): "Off-PAC (cpu)",
     }
     wrong, gap = found.notes
-    assert "breakout-ppo-paper.json: is of ncapo with preset default" in wrong
+    assert "breakout-ppo-paper.json: its content is of ncapo with preset default" in wrong
     assert gap == "no results of NCAPO (official) on seaquest"
     table = minatar.report(tmp_path)
     overview, official = [line for line in table.splitlines() if line.strip().startswith("NCAPO (official)")]
@@ -325,15 +292,18 @@ def test_the_figure_has_one_colour_for_an_algorithm_and_draws_the_paper_once(
         line.get_label(): (line.get_color(), line.get_marker()) for line in lines if line.get_linestyle() == "-"
     }
     assert list(looks) == ["PPO", "NCAPO (official)", "NCAPO (default)"], "NCAPO above the others"
-    assert looks["NCAPO (default)"] == (minatar.COLOURS["ncapo"].lower(), "")
+    assert looks["NCAPO (default)"] == (registry.ROWS["ncapo"].colour.lower(), "")
     assert looks["NCAPO (official)"][1] == "o"
     assert len(set(looks.values())) == 3
     assert [text.get_text() for text in drawing.legends[0].get_texts()] == [*reversed(looks), minatar.PAPER]
 
 
-def test_evaluations_after_the_checkpoint_are_dropped(tmp_path: Path) -> None:
-    file = tmp_path / "evaluations.csv"
-    file.write_text("seed,frames,return\n0,100,1\n0,200,2\n0,300,3\n")
-    log = EvaluationLog(file, Plan(frames=400, evaluations=4), frames=250)
-    assert [row["frames"] for row in log.rows()] == [100, 200]
-    np.testing.assert_equal(log.rows()[1]["return"], 2.0)
+def test_a_registered_algorithm_is_chosen_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = replace(registry.ROWS["ppo"], name="toy", title="Toy", colour="#123456")
+    monkeypatch.setattr(registry, "ROWS", {**registry.ROWS, "toy": row})
+    assert training.choose_kinds(["toy"], Plan()) == [("toy", "default")]
+    assert training.choose_kinds(None, Plan())[-1] == ("toy", "default")
+    make_result(tmp_path, "breakout", "toy", 30.0)
+    assert minatar._styles([("toy", "default")])["toy", "default"]["color"] == "#123456"
+    assert "\nToy " in minatar.report(tmp_path)
+    assert minatar.draw(tmp_path, tmp_path)[0].exists()

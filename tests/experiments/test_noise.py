@@ -54,14 +54,14 @@ def test_what_the_critics_do():
     rng = np.random.default_rng(0)
     advantage = np.tile([1.0, -2.0, 0.0], (2, 40_000, 1))
     level = np.array([0.0, 0.3])
-    flipped = noise.corrupt(advantage, "flip", level, 1.0, rng)
+    flipped = noise.Critic("flip", level, 1.0, rng).corrupt(advantage)
     assert (flipped[0] == advantage[0]).all()
     assert (np.abs(flipped) == np.abs(advantage)).all()
     assert (flipped[1, :, :2] != advantage[1, :, :2]).mean() == pytest.approx(0.3, abs=0.01)
-    sized = noise.corrupt(advantage, "sign", level, 1.0, rng)
+    sized = noise.Critic("sign", level, 1.0, rng).corrupt(advantage)
     assert (np.sign(sized) == np.sign(advantage)).all()
     assert np.log(sized[1, :, 0]).std() == pytest.approx(0.3, rel=0.02)
-    noisy = noise.corrupt(advantage, "gauss", level, 5.0, rng)
+    noisy = noise.Critic("gauss", level, 5.0, rng).corrupt(advantage)
     assert (noisy[1] - advantage[1]).std() == pytest.approx(1.5, rel=0.02)
     assert (noisy[1] - advantage[1]).mean() == pytest.approx(0, abs=0.02)
 
@@ -78,12 +78,12 @@ def test_capo_does_not_see_sizes_and_gradients_do():
 
 def test_single_updates_follow_the_values_exactly():
     mdp = capo.mdps.grid(4)
-    arrays = noise._Arrays.of(mdp)
     rng = np.random.default_rng(0)
     log_pi = np.tile(np.full((mdp.n_states, 4), -math.log(4)), (5, 1, 1))
     step = capo.update.StepSize()
     level = np.full(5, 0.2)
-    found = noise._single_sweep(arrays, "cyclic", step, "flip", level, 1.0, log_pi, rng)
+    critic = noise.Critic("flip", level, 1.0, rng, tol=1e-10)
+    found = noise._single_sweep(mdp, "cyclic", step, critic, log_pi)
     rng, expected = np.random.default_rng(0), log_pi.copy()
     for s in np.flatnonzero(~mdp.terminal):
         for a in range(4):
@@ -121,15 +121,15 @@ def test_wrong_signs_hurt_the_log_step_more_than_a_fixed_one(folder):
 
 
 def test_a_tabular_part_that_is_not_whole_is_computed_again(folder, tmp_path):
-    assert noise._has_tabular(folder, quick=True)
-    assert not noise._has_tabular(folder, quick=False)
-    for name in noise.TABULAR:
+    assert noise.TABULAR.is_there(folder, quick=True)
+    assert not noise.TABULAR.is_there(folder, quick=False)
+    for name in noise.TABULAR.files:
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     for damaged in ('{"experiment": "noi', '{"experiment": "noise"}', "[]"):
         (tmp_path / "summary.json").write_text(damaged)
-        assert not noise._has_tabular(tmp_path, quick=True)
-    (tmp_path / noise.TABULAR[0]).unlink()
-    assert not noise._has_tabular(tmp_path, quick=True)
+        assert not noise.TABULAR.is_there(tmp_path, quick=True)
+    (tmp_path / noise.TABULAR.files[1]).unlink()
+    assert not noise.TABULAR.is_there(tmp_path, quick=True)
 
 
 def test_report_and_figures_need_the_files_only(folder, tmp_path, monkeypatch):
@@ -142,7 +142,7 @@ def test_report_and_figures_need_the_files_only(folder, tmp_path, monkeypatch):
     drawn = noise.draw(folder, tmp_path)
     assert [path.name for path in drawn] == ["tabular.png", "tabular_time.png"]
     assert all(path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" and path.stat().st_size > 30_000 for path in drawn)
-    assert all((folder / name).stat().st_size < 300_000 for name in noise.TABULAR)
+    assert all((folder / name).stat().st_size < 300_000 for name in noise.TABULAR.files)
 
 
 def test_the_same_again(folder):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")  # before jax is imported: compiles faster
 
@@ -17,15 +16,13 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from tiny_agents import FRAMES, TinyNCAPO, compiled_once, tiny_settings
+from tiny_agents import PLAN, TinyNCAPO, tiny_trainings
 
 from capo import CapoError, envs
 from capo.cli import main
 from capo.envs.noise import NoisyReward
-from capo.envs.protocol import check_jitted
-from capo.experiments import minatar, noise_game, variants
-from capo.experiments.minatar import EvaluationLog, Plan
-from capo.neural import agent as agents
+from capo.envs.validation import check_jitted
+from capo.experiments import noise, noise_game
 
 
 def test_only_the_reward_is_noisy() -> None:
@@ -49,9 +46,9 @@ def test_only_the_reward_is_noisy() -> None:
 
 def test_noise_has_to_be_noise_on_a_jitted_environment() -> None:
     for deviation in (0.0, -1.0, float("nan")):
-        with pytest.raises(CapoError, match="has to be a positive number"):
+        with pytest.raises(CapoError, match="must be positive and finite"):
             NoisyReward(envs.make("probe-both"), deviation)
-    with pytest.raises(CapoError, match="needs a jitted environment"):
+    with pytest.raises(CapoError, match="needs an object of the jitted protocol"):
         NoisyReward(envs.make("CartPole-v1"), 1.0)
 
 
@@ -61,11 +58,8 @@ def quick(out: Path, *more: str) -> int:
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    monkeypatch.setattr(agents, "ALGORITHMS", {"ncapo": TinyNCAPO, "ppo": agents.PPO})
-    monkeypatch.setattr(variants.VariantJob, "_settings", tiny_settings)
-    monkeypatch.setattr(minatar, "environment", lambda _: "probe-both")
-    monkeypatch.setattr(noise_game, "QUICK", Plan(FRAMES, 2, "cpu", 4, 5, 5, quick=True))
-    with compiled_once(tmp_path_factory.getbasetemp() / "noise-jax-cache"):
+    monkeypatch.setattr(noise, "QUICK", PLAN)
+    with tiny_trainings(monkeypatch, tmp_path_factory.getbasetemp() / "noise-jax-cache", "ncapo", "ppo"):
         yield
 
 
@@ -77,7 +71,7 @@ def test_training_is_noisy_and_evaluations_are_not(
     assert quick(out, "--algos", "ncapo") == 0
     shown = capsys.readouterr()
     assert "QUICK" in shown.out
-    assert "share of its own without noise" in shown.out
+    assert "share of its return without noise" in shown.out
     assert "1 of 2: NCAPO, noise 0" in shown.err
     monkeypatch.setattr(noise_game, "QUICK_LEVELS", (10.0,))
     assert quick(out) == 0
@@ -85,7 +79,7 @@ def test_training_is_noisy_and_evaluations_are_not(
     assert (out / "game.png").read_bytes().startswith(b"\x89PNG")
     for learner in ("ncapo", "ppo"):
         content = json.loads((out / f"breakout-{learner}-noise-10.json").read_text())
-        assert content["reward_noise"] == 10
+        assert (content["experiment"], content["reward_noise"]) == ("noise", 10)
         assert "standard deviation 10" in content["protocol"]["Rewards"]
         for entry in content["seeds"]:
             assert set(entry["final_returns"]) <= {-1.0, 1.0}, "the probe's own rewards"
@@ -96,18 +90,12 @@ def test_training_is_noisy_and_evaluations_are_not(
     # Nothing is repeated; a stopped run goes on to the same end; the figure needs the files only.
     assert quick(out) == 0
     assert "2 finished already" in capsys.readouterr().err
-    call, broken = EvaluationLog.__call__, tmp_path / "broken"
-
-    def stop(self: EvaluationLog, agent: Any, rows: Sequence[dict[str, float]]) -> None:
-        call(self, agent, rows)
-        if rows[0]["frames"] >= 320:
-            raise KeyboardInterrupt
-
+    broken = tmp_path / "broken"
     with monkeypatch.context() as patch:
-        patch.setattr(EvaluationLog, "__call__", stop)
+        patch.setattr(TinyNCAPO, "stop_at", 320)
         assert quick(broken, "--algos", "ncapo") == 130
     assert quick(broken, "--algos", "ncapo") == 0
-    assert "going on with" in capsys.readouterr().err
+    assert "continuing" in capsys.readouterr().err
     ours, theirs = (json.loads((one / "breakout-ncapo-noise-10.json").read_text()) for one in (broken, out))
     assert ours["seeds"] == theirs["seeds"]
     assert main(["reproduce", "noise", "--draw-only", "--out", str(broken)]) == 0

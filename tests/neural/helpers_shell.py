@@ -13,8 +13,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from capo.neural import checkpoint
-from capo.neural.run import is_timing
+from capo.runs import checkpoint
+from capo.runs.layout import is_timing
 
 ENV = "probe-both"
 TINY: dict[str, Any] = {
@@ -34,7 +34,7 @@ FRAMES = 16  # of an iteration
 
 def bits(agent: Any) -> dict[str, bytes]:
     """The whole training state of an agent."""
-    leaves = jax.tree_util.tree_flatten_with_path(agent._training.tree())[0]
+    leaves = jax.tree_util.tree_flatten_with_path(agent._states.tree())[0]
     return {jax.tree_util.keystr(path): np.asarray(leaf).tobytes() for path, leaf in leaves}
 
 

@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import inspect
 import itertools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,14 @@ from helpers_shell import bits, checkpoint_bits, metrics
 
 import capo
 from capo.cli import main
-from capo.neural import agent as agents
-from capo.neural import algorithms, networks, settings
-from capo.neural.loop import make_learner
-from capo.neural.replay import Rollout
-from capo.neural.settings import Settings, override
+from capo.neural.algorithms import registry as algorithms
+from capo.neural.algorithms import settings
+from capo.neural.algorithms.registry import learner_for
+from capo.neural.algorithms.settings import Settings, override
+from capo.neural.parts import networks
+from capo.neural.parts.replay import Rollout
 
-NAMES = tuple(algorithms.ALGORITHMS)
+NAMES = tuple(algorithms.ROWS)
 NEW = tuple(name for name in NAMES if name != "ncapo")
 GAMMA = 0.9
 # Settings so small that a training takes a second; episodes of the probes end within every rollout.
@@ -50,13 +52,18 @@ ON_POLICY = ("a2c", "ppo")
 
 def small(name: str, **more: Any) -> Any:
     chosen = {"horizon": HORIZON[name], "gamma": GAMMA, "learning_rate": 3e-3, "width": 32} | SMALL[name]
-    return override(algorithms.by_name(name).Config(), chosen | more)
+    return override(algorithms.find(name).settings(), chosen | more)
 
 
 def trained(env: Any, config: Any) -> tuple[Any, Any, Any]:
-    learner = make_learner(env, config, 1)
+    learner = learner_for(env, config, 1)
     state, metrics = learner.run(learner.init([0]), config.horizon // learner.frames_per_iteration)
     return learner, learner.policy_params(state, 0), metrics
+
+
+def evaluate(learner: Any, params: Any, episodes: int) -> Any:
+    """Returns (episodes,) of one seed's policy."""
+    return learner.evaluate(jax.tree.map(lambda x: x[None], params), jax.random.PRNGKey(0)[None], episodes)[0]
 
 
 def value_of(learner: Any, params: Any, *observations: float) -> Any:
@@ -66,14 +73,14 @@ def value_of(learner: Any, params: Any, *observations: float) -> Any:
         logits, value, _ = networks.logits_and_q(learner.network, params, obs)
         pi = jax.nn.softmax(logits)
         return np.asarray(value[:, 0] if value.shape[1] == 1 else jnp.sum(pi * value, axis=-1))
-    return np.asarray(learner.algorithm.scores(learner.algorithm.acting(params), obs).max(axis=-1))
+    return np.asarray(learner.algorithm.action_scores(learner.algorithm.acting_params(params), obs).max(axis=-1))
 
 
 # Settings -------------------------------------------------------------------------------------------------
 
 
 def configs() -> list[type[Settings]]:
-    return [algorithm.Config for algorithm in algorithms.ALGORITHMS.values()]
+    return [row.settings for row in algorithms.ROWS.values()]
 
 
 def sentences(config: type[Settings]) -> dict[str, str]:
@@ -94,15 +101,15 @@ def test_every_field_has_a_sentence_and_a_range(config: Any) -> None:
     known = sentences(config)
     for field in dataclasses.fields(config):
         assert known[field.name].endswith("."), field.name
-        if field.type in ("int", "float"):
-            assert field.name in settings.RANGES
+        kind = settings.field_kinds(config)[field.name]
+        assert kind.choices or kind.type is bool or kind.allowed.low > -math.inf or field.type == "Number"
 
 
 def test_a_field_that_means_something_else_has_its_own_sentence() -> None:
-    a2c, ppo = (sentences(algorithms.by_name(name).Config) for name in ("a2c", "ppo"))
-    assert "clip schedules" in ppo["horizon"]
+    a2c, ppo = (sentences(algorithms.find(name).settings) for name in ("a2c", "ppo"))
+    assert "clip follow their schedules" in ppo["horizon"]
     assert "clip" not in a2c["horizon"]
-    assert a2c["learning_rate"] == ppo["learning_rate"] == "Learning rate at the start."
+    assert a2c["learning_rate"] == ppo["learning_rate"] == "Learning rate at the start of training."
 
 
 @pytest.mark.parametrize("config", configs(), ids=NAMES)
@@ -160,7 +167,7 @@ def test_presets_go_to_a_dict_and_back(config: Any, env: str) -> None:
     ],
 )
 def test_the_paper_presets_are_the_papers_table(name: str, table: dict[str, Any]) -> None:
-    paper = algorithms.by_name(name).Config.preset("paper", "minatar-breakout")
+    paper = algorithms.find(name).settings.preset("paper", "minatar-breakout")
     assert {key: getattr(paper, key) for key in table} == table
 
 
@@ -175,10 +182,11 @@ def test_unknown_algorithm(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_agents_and_algorithms_have_the_same_names() -> None:
-    assert set(agents.ALGORITHMS) == set(algorithms.ALGORITHMS)
-    for name, agent in agents.ALGORITHMS.items():
-        assert getattr(capo, agent.__name__) is agent
-        assert algorithms.by_name(name).name == agent.algorithm == name
+    for name, row in algorithms.ROWS.items():
+        assert getattr(capo, row.agent.__name__) is row.agent
+        assert row.agent.__name__ in dir(capo)
+        assert row.name == row.algorithm.name == row.agent.algorithm == name
+        assert row.settings is row.algorithm.Config
 
 
 # Probes ---------------------------------------------------------------------------------------------------
@@ -196,7 +204,7 @@ def test_the_policy_learns_what_fits_the_observation(name: str) -> None:
     np.testing.assert_allclose(value_of(learner, params, -1.0, 1.0), 1.0, atol=0.2)
     actions = learner.act(params, np.array([[-1.0], [1.0]], np.float32), deterministic=True)
     assert actions.tolist() == [0, 1]
-    assert learner.evaluate(params, jax.random.PRNGKey(0), 200).mean() > 0.9
+    assert evaluate(learner, params, 200).mean() > 0.9
 
 
 class Endless:
@@ -226,7 +234,7 @@ def test_truncation_bootstraps(name: str) -> None:
 @pytest.mark.parametrize("name", NEW)
 def test_runs_can_be_cut_and_seeds_do_not_know_of_each_other(name: str) -> None:
     config = small(name, width=8)
-    learner = make_learner("probe-both", config, 2)
+    learner = learner_for("probe-both", config, 2)
     whole, metrics = learner.run(learner.init([3, 4]), 7)
     assert np.isfinite(metrics["critic_loss"]).all()
     assert (metrics["finite"] == 1).all()
@@ -238,14 +246,14 @@ def test_runs_can_be_cut_and_seeds_do_not_know_of_each_other(name: str) -> None:
     for a, b, c in zip(*leaves, strict=True):
         np.testing.assert_array_equal(a, b)
         np.testing.assert_array_equal(np.asarray(a)[0], np.asarray(c)[1])
-    assert "frames an iteration" in learner.describe()
+    assert "frames per iteration" in learner.describe()
 
 
 @pytest.mark.parametrize("name", NEW)
 def test_resumed_runs_end_bit_for_bit_as_if_never_stopped(name: str, tmp_path: Path) -> None:
     config = small(name, width=8, horizon=2560).to_dict()
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    make: Any = agents.algorithm(name)
+    make: Any = algorithms.find(name).agent
     full = make("probe-both", seeds=2, out=whole, log_every=256, **config).learn(2560)
     half = make("probe-both", seeds=2, out=stopped, log_every=256, checkpoint_every=256, **config)
     half.learn(2560, callback=lambda _, rows: rows[0]["frames"] < 1024)
@@ -267,7 +275,7 @@ def test_a_non_finite_reward_ends_the_run(name: str) -> None:
             return after, obs, jnp.float32(jnp.nan), terminated, truncated
 
     with pytest.raises(capo.CapoError, match="gave a reward that is not a finite number"):
-        agents.algorithm(name)(Broken(), **small(name, width=8, horizon=2560).to_dict()).learn(2560)
+        algorithms.find(name).agent(Broken(), **small(name, width=8, horizon=2560).to_dict()).learn(2560)
 
 
 def test_the_command_line_takes_algorithms(tmp_path: Path) -> None:
@@ -293,17 +301,15 @@ def test_ppo_solves_cartpole() -> None:
 def test_offpac_acts_uniformly_and_learns_off_policy() -> None:
     learner, params, metrics = trained("probe-action", small("offpac", weight="q"))
     assert abs(np.nanmean(metrics["episode_return"])) < 0.05  # training stays at random play ...
-    assert learner.evaluate(params, jax.random.PRNGKey(0), 200).mean() > 0.9  # ... while the policy is learnt
+    assert evaluate(learner, params, 200).mean() > 0.9  # ... while the policy is learned
     on_policy = trained("probe-action", small("offpac", behaviour="policy", epsilon_start=0.1))[2]
     assert on_policy["episode_return"][-20:].mean() > 0.8
 
 
 def test_offpac_gradient_is_the_papers() -> None:
     """On tabular logits: grad = - mean(ratio * Q * (e_a - pi)), Q without gradient."""
-    from capo.neural import offpac
-
     config = small("offpac", weight="q", width=8, retrace_lambda=0.0, gamma=0.0)
-    learner = make_learner("probe-both", config, 1)
+    learner = learner_for("probe-both", config, 1)
     params = learner.algorithm.init_params(np.random.default_rng(0))
     params["actor"]["head"]["kernel"][:] = np.random.default_rng(1).normal(size=(8, 2))
     rng = np.random.default_rng(2)
@@ -317,7 +323,7 @@ def test_offpac_gradient_is_the_papers() -> None:
         log_mu=jnp.log(jnp.full(shape, 0.5)),
     )
     target = learner.algorithm.init_target(params)
-    grads: Any = jax.grad(lambda p: offpac.losses(config, learner.network, p, target, batch, "actor")[0])(params)
+    grads: Any = jax.grad(lambda p: learner.algorithm.loss(p, target, batch, 0.0, "actor")[0])(params)
     pi = np.asarray(jax.nn.softmax(networks.outputs(learner.network, params["actor"], batch.obs[:, 0])))
     action, reward = np.asarray(batch.action[:, 0]), np.asarray(batch.reward[:, 0])  # gamma = 0: Q is the reward
     ratio = pi[np.arange(5), action] / 0.5
@@ -327,7 +333,7 @@ def test_offpac_gradient_is_the_papers() -> None:
 
 def test_schedules_count_the_rollout_just_collected() -> None:
     config = small("ppo", clip=0.2, clip_schedule="linear", learning_rate_schedule="linear", horizon=2560)
-    learner = make_learner("probe-both", config, 1)
+    learner = learner_for("probe-both", config, 1)
     _, metrics = learner.run(learner.init([0]), 10)
     left = 1 - np.arange(1, 11) / 10
     np.testing.assert_allclose(metrics["clip"][:, 0], 0.2 * left, atol=1e-6)
@@ -340,13 +346,13 @@ def test_a_falling_entropy_weight_is_half_of_it_halfway_and_gone_in_the_end(name
     own: dict[str, Any] = {"a2c": {}, "ppo": {"batch_size": 4, "epochs": 1}}.get(
         name, {"batch_size": 16, "gradient_steps": 4}
     )
-    base = algorithms.by_name(name).Config(n_envs=4, rollout_length=4, width=8, **own)
+    base = algorithms.find(name).settings(n_envs=4, rollout_length=4, width=8, **own)
     frames = 16
     counted = 1 if name in ON_POLICY else 0  # those count the rollout just collected
 
     def after(iteration: int, **changes: Any) -> Any:
         config = dataclasses.replace(base, horizon=4 * frames, **changes)
-        learner = make_learner("probe-both", config, 1)
+        learner = learner_for("probe-both", config, 1)
         algorithm = learner.algorithm
         state = jax.tree.map(lambda leaf: leaf[0], learner.init([0]))
         rng = np.random.default_rng(0)

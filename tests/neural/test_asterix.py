@@ -20,8 +20,8 @@ from helpers_games import (
 )
 
 from capo import envs
-from capo.envs import asterix
-from capo.envs.whole_lists import before
+from capo.envs.minatar import asterix
+from capo.envs.minatar.lists import count_before
 
 pgx = pytest.importorskip("pgx")
 GAME = pgx.make("minatar-asterix")
@@ -109,8 +109,8 @@ def test_the_line_of_a_new_thing_is_the_one_that_jax_chooses():
     @jax.jit
     @jax.vmap
     def found(free, draws):
-        turn = asterix._turn(free.sum(), ((2**23 - draws).astype(jnp.uint32) << 9) + 511)
-        return (free & (before(free) == turn[:, None])).argmax(1)
+        turn = asterix._chosen_line(free.sum(), ((2**23 - draws).astype(jnp.uint32) << 9) + 511)
+        return (free & (count_before(free) == turn[:, None])).argmax(1)
 
     expected = chosen(free, draws)
     assert free[np.arange(255)[:, None], expected].all()

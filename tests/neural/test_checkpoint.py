@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from capo import CapoError
-from capo.neural import checkpoint
-from capo.neural.checkpoint import CheckpointStore
+from capo import CapoError, files
+from capo.runs import checkpoint
+from capo.runs.checkpoint import CheckpointStore
 
 
 class State(NamedTuple):
@@ -143,7 +143,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
             raise OSError(errno.ENOSPC, "No space left on device")
         return real(descriptor, data)
 
-    monkeypatch.setattr(checkpoint.os, "write", full)
+    monkeypatch.setattr(files.os, "write", full)
     with pytest.raises(CapoError, match="disk is full"):
         checkpoint.write(path, make_state(1), {})
     assert len(calls) == 4
@@ -153,7 +153,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.write
-    monkeypatch.setattr(checkpoint.os, "write", lambda fd, data: real(fd, bytes(data[:5])))
+    monkeypatch.setattr(files.os, "write", lambda fd, data: real(fd, bytes(data[:5])))
     checkpoint.write(tmp_path / "x.safetensors", make_state(), {})
     assert bits(checkpoint.read(tmp_path / "x.safetensors").restore(make_state())) == bits(make_state())
 

@@ -15,13 +15,18 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from helpers_events import decode
 from helpers_shell import ENV, SET, TINY, checkpoint_bits, metrics
 
 import capo
+from capo import gif, progress
 from capo.cli import main
-from capo.neural import progress, tensorboard
-from capo.neural.run import is_timing, read_config, read_metrics
-from capo.report import curve, gif
+from capo.neural.trainer import status
+from capo.report.run_figures import draw_training
+from capo.runs import events as tensorboard
+from capo.runs.layout import is_timing
+from capo.runs.reader import read_config, read_metrics
+from capo.runs.records import training_curves
 
 TRAIN = [
     "train",
@@ -53,7 +58,7 @@ def test_train_says_what_it_does(
     shown = capsys.readouterr()
     out = Path("runs/probe-both-ncapo-1")
     for text in (
-        "updates a frame",
+        "updates per frame",
         "replay ratio",
         "compiling",
         "compiled in",
@@ -61,10 +66,10 @@ def test_train_says_what_it_does(
         "rounded up to 640 frames",
     ):
         assert text in shown.err
-    assert re.search(r"frames 640/640 \(100%\)  [\d,]+ frames/s  return \S+  left 0:00", shown.err)
+    assert re.search(r"100%  frames 640/640  [\d,]+ frames/s  return \S+  left 0:00", shown.err)
     for text in (
-        "640 frames x 1 seed",
-        "evaluation, without exploration: return",
+        "640 frames",
+        "evaluation without exploration: return",
         str(out),
         f"capo watch {out}",
     ):
@@ -90,7 +95,7 @@ def test_a_run_leaves_what_a_reader_needs(trained: Path) -> None:
 
 def test_metrics_and_tensorboard_hold_the_same(trained: Path) -> None:
     rows = [row for row in read_metrics(trained) if row["seed"] == 1]
-    events = list(tensorboard.decode((trained / "tensorboard/seed-1/events.out.tfevents.capo").read_bytes()))
+    events = list(decode((trained / "tensorboard/seed-1/events.out.tfevents.capo").read_bytes()))
     assert [step for step, _ in events] == [row["frames"] for row in rows] == list(range(80, 641, 80))
     for (_, values), row in zip(events, rows, strict=True):
         assert values["train/critic_loss"] == pytest.approx(row["critic_loss"])
@@ -107,16 +112,18 @@ def test_event_files_are_what_tensorboard_reads() -> None:
     )
     assert record[12:-4] == body
     assert int.from_bytes(record[:8], "little") == len(body)
-    assert list(tensorboard.decode(tensorboard.file_start(0.0) + record)) == [(300, {"a": 1.0})]
+    assert list(decode(tensorboard.file_start(0.0) + record)) == [(300, {"a": 1.0})]
     for position in range(len(record)):
         broken = bytearray(record)
         broken[position] ^= 4
         with pytest.raises(ValueError, match="damaged"):
-            list(tensorboard.decode(bytes(broken)))
+            list(decode(bytes(broken)))
 
 
+@pytest.mark.oracle
 def test_tensorboard_itself(trained: Path) -> None:
-    loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
+    from tensorboard.backend.event_processing import event_file_loader as loader
+
     path = trained / "tensorboard/seed-0/events.out.tfevents.capo"
     assert len(list(loader.EventFileLoader(str(path)).Load())) == 9
 
@@ -134,9 +141,9 @@ def test_a_finished_run_can_be_made_longer(
     out = tmp_path / "run"
     shutil.copytree(trained, out)
     assert main(["resume", str(out), "--frames", "320"]) == 2
-    assert "has 640 frames behind it already" in capsys.readouterr().err
+    assert "must be more than the 640 frames the run already has" in capsys.readouterr().err
     assert main(["resume", str(out), "--frames", "800"]) == 0
-    assert "going on at frame 640 of 800" in capsys.readouterr().err
+    assert "resuming at frame 640 of 800" in capsys.readouterr().err
     assert [row["frames"] for row in read_metrics(out) if row["seed"] == 0][-3:] == [640, 720, 800]
     config = read_config(out)
     assert (config["frames"], config["config"]["horizon"]) == (800, 800)
@@ -148,7 +155,7 @@ def test_a_longer_run_is_of_whole_iterations_and_even_seeds(
     out = tmp_path / "run"
     assert main([*TRAIN, "--frames", "630", "--out", str(out)]) == 0  # rounded up to 640
     assert main(["resume", str(out), "--frames", "630"]) == 0
-    assert "the run is complete; capo resume" in capsys.readouterr().err
+    assert "the run is complete; to train longer: capo resume" in capsys.readouterr().err
     settings: dict[str, Any] = TINY | {"horizon": 640, "log_every": 32}
     uneven = capo.NCAPO("CartPole-v1", seeds=2, out=tmp_path / "uneven", **settings)
     uneven.learn(64, callback=lambda _, rows: rows[0]["frames"] < 64)
@@ -197,7 +204,7 @@ def test_a_damaged_checkpoint_is_stepped_over_only_if_asked(
     assert main(["resume", str(out)]) == 2
     assert "--use-previous" in capsys.readouterr().err
     assert main(["resume", str(out), "--use-previous"]) == 0
-    assert "going on at frame 0 of 640" in capsys.readouterr().err
+    assert "resuming at frame 0 of 640" in capsys.readouterr().err
     assert checkpoint_bits(out) == checkpoint_bits(trained)
     assert metrics(out) == metrics(trained)
 
@@ -220,7 +227,7 @@ def test_evaluate_a_run_whose_last_seeds_have_not_begun(
 def test_evaluate(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evaluate", str(trained), "--episodes", "7", "--deterministic"]) == 0
     shown = capsys.readouterr().out
-    assert "(7 episodes x 2 seeds, likeliest actions)" in shown
+    assert "(7 episodes x 2 seeds, most likely actions)" in shown
     assert "seed 1:" in shown
     evaluation = json.loads((trained / "evaluation.json").read_text())
     assert evaluation["deterministic"] is True
@@ -269,13 +276,13 @@ def test_the_curve_smooths_what_exists() -> None:
         for frame in range(100)
         for seed in (0, 5)
     ]
-    frames, curves = curve.training_curve(rows)
-    assert len(frames) == 100
-    assert math.isnan(curves[0][2])
-    assert curves[0][3] == 3
-    assert curves[5][50] == pytest.approx((49 + 50) / 2 + 5)  # a window of two log points
+    curves = training_curves(rows)
+    assert len(curves[0][0]) == 100
+    assert math.isnan(curves[0][1][2])
+    assert curves[0][1][3] == 3
+    assert curves[5][1][50] == pytest.approx((49 + 50) / 2 + 5)  # a window of two log points
     with pytest.raises(capo.CapoError, match="nothing to draw"):
-        curve.draw_curve([], Path("x.png"), "")
+        draw_training([], Path("x.png"), "")
 
 
 @pytest.mark.parametrize(
@@ -321,16 +328,17 @@ def test_progress_in_a_log_file_is_whole_lines_now_and_then(monkeypatch: pytest.
     now = [100.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     stream = io.StringIO()
-    shown = progress.reporter(1000, True, stream)
+    shown = progress.show_progress(True, stream, final=True)
     assert isinstance(shown, progress.Lines)
     for frames in range(100, 1001, 100):
         now[0] += 4
-        shown.update(frames, 25.0, math.nan if frames < 300 else 1.5, (1000 - frames) / 25)
+        text = status(frames, 1000, 25.0, math.nan if frames < 300 else 1.5, (1000 - frames) / 25)
+        shown.show(text, frames / 1000)
     shown.close()
     shown.close()
     lines = stream.getvalue().splitlines()
-    assert lines[0] == "frames 300/1,000 (30%)  25 frames/s  return 1.5  left 0:28"
-    assert [line.split()[1] for line in lines] == ["300/1,000", "600/1,000", "900/1,000", "1,000/1,000"]
+    assert lines[0] == "30%  frames 300/1,000  25 frames/s  return 1.5  left 0:28"
+    assert [line.split()[2] for line in lines] == ["300/1,000", "600/1,000", "900/1,000", "1,000/1,000"]
 
 
 def test_progress_on_a_terminal() -> None:
@@ -339,10 +347,10 @@ def test_progress_on_a_terminal() -> None:
             return True
 
     stream = Terminal()
-    shown = progress.reporter(1000, True, stream)
-    assert isinstance(shown, progress.Bar)
+    shown = progress.show_progress(True, stream, final=True)
+    assert isinstance(shown, progress.Live)
     shown.message("compiled in 1.0 s")
-    shown.update(500, 25.0, 3.5, 20.0)
+    shown.show(status(500, 1000, 25.0, 3.5, 20.0), 0.5)
     shown.close()
     for text in ("compiled in 1.0 s", "50%", "500/1,000", "25 frames/s", "return 3.5", "left 0:20"):
         assert text in stream.getvalue()

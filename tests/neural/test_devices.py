@@ -17,15 +17,15 @@ import capo
 learned = {}
 agent = capo.NCAPO("probe-both", seeds=4, n_envs=4, rollout_length=4, batch_size=8, gradient_steps=2)
 agent.learn(640, callback=lambda _, rows: learned.setdefault("losses", []).extend(r["critic_loss"] for r in rows))
-state = agent._ready().parts[0].state
-learned["devices"] = agent._ready().learner.n_devices
+state = agent._states.groups[0].state
+learned["devices"] = agent.learner.n_devices
 learned["spread"] = sorted(len(s.device_set) for s in {leaf.sharding for leaf in jax.tree.leaves(state)})
 learned["params"] = [np.asarray(leaf).ravel().tolist() for leaf in jax.tree.leaves(state.params)]
 learned["returns"] = agent.evaluate(5).returns.tolist()
 path = agent.save(sys.argv[1])
 learned["after"] = capo.NCAPO.load(path).learn(160).evaluate(5).returns.tolist()
 odd = capo.NCAPO("probe-both", seeds=3, n_envs=4, rollout_length=4).learn(64)
-learned["odd"] = odd._ready().learner.n_devices
+learned["odd"] = odd.learner.n_devices
 print(json.dumps(learned))
 """
 

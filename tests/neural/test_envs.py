@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import gymnasium
 import jax
 import jax.numpy as jnp
@@ -16,14 +13,14 @@ from helpers_envs import Counting, OneBuffer
 
 import capo
 from capo import envs
-from capo.envs.gym import GymEnv
-from capo.envs.minatar import LOOP_TURNS, NAMES
-from capo.envs.straight import straight
+from capo.envs.gymnasium import GymEnv
+from capo.envs.minatar.games import LOOP_ITERATIONS, NAMES
+from capo.envs.minatar.unrolled import unroll_loops
 from capo.errors import CapoError
-from capo.neural import algorithms, replay
-from capo.neural.config import NCAPOConfig
-from capo.neural.host import Collector
-from capo.neural.loop import make_learner
+from capo.neural.algorithms import registry as algorithms
+from capo.neural.algorithms.ncapo import NCAPOConfig
+from capo.neural.learners.host import Collector
+from capo.neural.parts import replay
 
 
 class Counter(gymnasium.Env):
@@ -55,12 +52,17 @@ def vector(mode, n=3):
     return SyncVectorEnv([Counter] * n, autoreset_mode=mode)
 
 
+def spec_of(config, env):
+    shape = (env.observation_shape, env.observation_dtype, True)
+    return replay.spec_for(*shape, n_envs=config.n_envs, length=config.rollout_length)
+
+
 @pytest.mark.parametrize("mode", ["one", *AutoresetMode])
 def test_every_autoreset_mode_gives_the_same_transitions(mode):
     """Each environment's own sequence of steps is what the environment itself says it is."""
     env = envs.make(Counter() if mode == "one" else vector(mode))
     config = NCAPOConfig(n_envs=6, rollout_length=4)
-    spec = replay.spec_for(config, env.observation_shape, env.observation_dtype, True)
+    spec = spec_of(config, env)
     collector = Collector(env.open(6), spec, seed=0)
     rng = np.random.default_rng(0)
     returns = 0
@@ -94,7 +96,7 @@ def test_an_on_policy_learner_gets_no_steps_of_an_earlier_policy():
 
     def collector(fresh):
         env = envs.make(gymnasium.make_vec("CartPole-v1", num_envs=3, vectorization_mode="sync"))
-        spec = replay.spec_for(config, env.observation_shape, env.observation_dtype, True)
+        spec = spec_of(config, env)
         return Collector(env.open(3), spec, seed=0, fresh=fresh)
 
     fresh, usual = collector(True), collector(False)
@@ -108,9 +110,7 @@ def test_an_on_policy_learner_gets_no_steps_of_an_earlier_policy():
         assert (fresh.collect(behave, 6)[0].log_mu == -policy).all()
         stale += int((usual.collect(behave, 6)[0].log_mu != -policy).sum())
     assert stale > 0  # without it there are some
-    assert [algorithms.by_name(name).on_policy for name in ("a2c", "ppo", "ncapo", "offpac", "rainbow")] == [
-        True, True, False, False, False,
-    ]  # fmt: skip
+    assert {name for name, row in algorithms.ROWS.items() if row.algorithm.on_policy} == {"a2c", "ppo"}
 
 
 @pytest.mark.parametrize("where", ["each", "all"])
@@ -176,7 +176,7 @@ def test_gymnasium_spaces_are_encoded():
         ("CartPole-v9", "did you mean 'CartPole-v1'"),
         ("Pendulum-v1", "Box.*finite number of actions"),
         ("Blackjack-v1", "FlattenObservation"),
-        (3, "is no environment"),
+        (3, "is not an environment"),
     ],
 )
 def test_mistakes_are_named(env, message):
@@ -195,11 +195,11 @@ def test_minatar_games_step_under_jit(name):
     assert jax.tree.structure(state) == jax.tree.structure(state2)
 
 
-@pytest.mark.parametrize("name", LOOP_TURNS)
+@pytest.mark.parametrize("name", LOOP_ITERATIONS)
 def test_games_without_their_loops_are_the_same_games(name):
     env, n = envs.make(name), 16
-    turns = LOOP_TURNS[name]
-    without = jax.vmap(straight(env.step, turns))
+    turns = LOOP_ITERATIONS[name]
+    without = jax.vmap(unroll_loops(env.step, turns))
     keys = jax.random.split(jax.random.PRNGKey(0), n)
     reset, plain, written_out = jax.jit(jax.vmap(env.reset)), jax.jit(jax.vmap(env.step)), jax.jit(without)
     state = reset(keys)[0]
@@ -225,14 +225,27 @@ def test_a_function_without_its_loops_is_the_same_function():
 
     x, limits = jnp.arange(1.0, 5.0), jnp.array([0.0, 50.0, 100.0])
     expected = jax.vmap(lambda limit: with_loops(x, limit))(limits)
-    found = jax.vmap(lambda limit: straight(with_loops, 5)(x, limit))(limits)
+    found = jax.vmap(lambda limit: unroll_loops(with_loops, 5)(x, limit))(limits)
     jax.tree.map(np.testing.assert_array_equal, expected, found)
     assert expected["turns"].tolist() == [0, 3, 4]
-    short = straight(with_loops, 2)(x, limits[2])
+    short = unroll_loops(with_loops, 2)(x, limits[2])
     assert short["turns"] == 2  # too few turns are missing turns
-    with pytest.raises(CapoError, match="how many turns"):
-        straight(with_loops, 0)(x, limits[2])
-    assert straight(jax.nn.relu, 0)(-x).tolist() == [0.0] * 4
+    with pytest.raises(CapoError, match="max_iterations=0"):
+        unroll_loops(with_loops, 0)(x, limits[2])
+    assert unroll_loops(jax.nn.relu, 0)(-x).tolist() == [0.0] * 4
+
+
+def test_what_an_environment_does_not_say_has_one_default():
+    env = Counting()
+    assert envs.make(env) is env
+    spec = envs.EnvSpec(env)
+    assert (spec.name, spec.n_actions, spec.first_action, spec.raw_shape) == ("counting", 2, 0, (1,))
+    assert (spec.truncates, spec.observation_high) == (True, 255)
+    assert (spec.fixed_copies, spec.vector_copies) == (None, None)
+    assert spec.encode(np.zeros((3, 1))).dtype == np.float32
+    host = envs.EnvSpec(envs.make(vector(AutoresetMode.NEXT_STEP)))
+    assert (host.first_action, host.fixed_copies, host.vector_copies, host.raw_shape) == (5, 3, 3, (2,))
+    assert not envs.EnvSpec(envs.make("probe-both")).truncates
 
 
 def test_the_protocol_is_checked():
@@ -262,16 +275,3 @@ def test_the_protocol_is_checked():
     ):
         with pytest.raises(CapoError, match=message):
             envs.make(env)
-
-
-def test_the_example_in_the_docs_trains():
-    page = (Path(__file__).parents[2] / "docs" / "neural.md").read_text()
-    code = re.search(r"```python\n(class .*?)```", page, re.DOTALL)
-    assert code is not None
-    assert len(code[1].splitlines()) <= 24
-    names: dict = {"np": np, "jnp": jnp}
-    exec(code[1], names)
-    learner = make_learner(names["Corridor"](), NCAPOConfig(horizon=6400, width=16, gradient_steps=2), 1)
-    _, metrics = learner.run(learner.init([0]), 8)
-    assert np.isfinite(metrics["critic_loss"]).all()
-    assert metrics["episodes"].sum() > 0

@@ -20,7 +20,7 @@ from helpers_games import (
 )
 
 from capo import envs
-from capo.envs import freeway
+from capo.envs.minatar import freeway
 
 pgx = pytest.importorskip("pgx")
 GAME = pgx.make("minatar-freeway")

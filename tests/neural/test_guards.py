@@ -19,10 +19,15 @@ from helpers_envs import Fragile, Numbered
 from helpers_shell import ENV, TINY, TINY_640, metrics, uses
 
 import capo
+from capo import files
 from capo.cli import main
-from capo.neural import checkpoint, run, session
-from capo.neural.run import Interval, RunFolder, next_folder
-from capo.neural.training import Diverged, Training
+from capo.neural import trainer
+from capo.neural.metrics import Diverged
+from capo.runs import checkpoint
+from capo.runs import writer as run
+from capo.runs.checkpoint import Interval
+from capo.runs.layout import next_folder
+from capo.runs.writer import RunWriter
 
 DIVERGES: dict[str, Any] = TINY | {"log_every": 160, "learning_rate": 1e25}
 
@@ -61,7 +66,7 @@ def test_a_run_that_diverges_stops_and_names_what_and_where(
     said = capsys.readouterr().err
     assert f"from the last good checkpoint, at frame {loaded.frames:,}, since training diverged at iter" in said
     assert "error: training diverged at iteration" in said
-    assert capo.neural.run.read_config(out)["diverged"].startswith("training diverged")
+    assert capo.runs.reader.read_config(out)["diverged"].startswith("training diverged")
     assert sorted((out / "checkpoints").iterdir()) == kept
 
 
@@ -77,14 +82,12 @@ def test_diverging_without_a_folder(tmp_path: Path) -> None:
 
 def test_a_seed_that_was_finished_can_be_asked_when_another_diverged(monkeypatch: pytest.MonkeyPatch) -> None:
     agent = capo.NCAPO("CartPole-v1", seeds=2, **TINY_640)
-    check = Training._check_finite
 
-    def diverge(self: Training, part: Any, metrics: Any, first: int) -> None:
-        if part.seeds == [1]:
-            raise Diverged(f"iteration {first}, seed 1: actor_loss nan")
-        check(self, part, metrics, first)
+    def diverge(_: Any, seeds: list[int], last: int, *__: Any) -> None:
+        if seeds == [1]:
+            raise Diverged(f"iteration {last}, seed 1: actor_loss nan")
 
-    monkeypatch.setattr(Training, "_check_finite", diverge)
+    monkeypatch.setattr(trainer, "check_finite", diverge)
     with pytest.raises(capo.CapoError, match="diverged at iteration 1, seed 1"):
         agent.learn(160)
     assert agent.predict(np.zeros(4))[0].shape == ()
@@ -97,7 +100,7 @@ def test_a_seed_that_was_finished_can_be_asked_when_another_diverged(monkeypatch
 
 def test_a_state_that_is_not_finite_is_never_kept_or_written(tmp_path: Path) -> None:
     agent = capo.NCAPO(Fragile(breaks_at=70), log_every=160, **TINY_640).learn(16)
-    part = agent._training.parts[0]  # type: ignore[union-attr]
+    part = agent._states.groups[0]
     broken = jax.tree.map(lambda leaf: np.full_like(leaf, np.nan), part.state.params)  # type: ignore[union-attr]
     part.state = dataclasses.replace(part.state, params=broken)
     with pytest.raises(capo.CapoError, match="not a finite number, so nothing is saved"):
@@ -121,11 +124,11 @@ def test_a_full_disk_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.Monke
             raise OSError(errno.ENOSPC, "No space left on device")
         real(descriptor)
 
-    monkeypatch.setattr(checkpoint.os, "fsync", full)
+    monkeypatch.setattr(files.os, "fsync", full)
     agent = capo.NCAPO(ENV, out=out, log_every=80, checkpoint_every=80, **TINY_640)
-    with pytest.raises(capo.CapoError, match=rf"disk is full.*capo resume {out}` goes on from checkpoint-0000"):
+    with pytest.raises(capo.CapoError, match=rf"disk is full.*capo resume {out}` continues from checkpoint-0000"):
         agent.learn(640)
-    monkeypatch.setattr(checkpoint.os, "fsync", real)
+    monkeypatch.setattr(files.os, "fsync", real)
     resumed = capo.NCAPO.resume(out)
     assert 0 < resumed.frames < 640
     resumed.learn(resumed.frames_left)
@@ -150,9 +153,9 @@ def test_a_disk_that_is_full_for_the_log_is_said_and_keeps_no_folder_locked(tmp_
 
 
 def test_a_program_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "available_memory", lambda _: 1000)
+    monkeypatch.setattr(trainer, "available_memory", lambda _: 1000)
     with pytest.raises(
-        capo.CapoError, match=r"needs [\d,]+ MB beside its state, but 0 MB are free: set a smaller"
+        capo.CapoError, match=r"needs [\d,]+ MB besides its state, but 0 MB are free: set a smaller"
     ):
         capo.NCAPO(ENV, **TINY_640).learn(64)
 
@@ -163,7 +166,7 @@ def test_what_does_not_fit_leaves_no_run_behind_and_is_refused_every_time(
     out = tmp_path / "run"
     agent = capo.NCAPO(ENV, out=out, **TINY_640)
     with monkeypatch.context() as full:
-        full.setattr(session, "available_memory", lambda _: 1000)
+        full.setattr(trainer, "available_memory", lambda _: 1000)
         for _ in range(2):
             with pytest.raises(capo.CapoError, match="MB are free"):
                 agent.learn(64)
@@ -171,10 +174,10 @@ def test_what_does_not_fit_leaves_no_run_behind_and_is_refused_every_time(
     out.mkdir()
     (out / "notes.txt").write_text("mine")
     with monkeypatch.context() as full:
-        full.setattr(session, "available_memory", lambda _: 1000)
+        full.setattr(trainer, "available_memory", lambda _: 1000)
         with pytest.raises(capo.CapoError, match="MB are free"):
             agent.learn(64)
-    assert {path.name for path in out.iterdir()} == {"notes.txt", ".lock"}
+    assert {path.name for path in out.iterdir()} == {"notes.txt"}
     assert agent.learn(64).frames == 64
 
 
@@ -185,7 +188,7 @@ def test_what_does_not_fit_leaves_the_plan_of_a_run_alone(tmp_path: Path, monkey
     kept = {path.relative_to(out): path.read_bytes() for path in out.rglob("*") if path.is_file()}
     for refused in (agent, capo.NCAPO.resume(out)):
         with monkeypatch.context() as full:
-            full.setattr(session, "available_memory", lambda _: 1000)
+            full.setattr(trainer, "available_memory", lambda _: 1000)
             with pytest.raises(capo.CapoError, match="MB are free"):
                 refused.learn(6400, horizon=99_999)
         assert {path.relative_to(out): path.read_bytes() for path in out.rglob("*") if path.is_file()} == kept
@@ -220,10 +223,10 @@ def test_a_disk_that_is_full_at_the_start_keeps_no_folder_locked(
 
     agent = capo.NCAPO(ENV, out=tmp_path / "run", **TINY_640)
     for frames in (64, 128):  # a new folder, then the same one again
-        monkeypatch.setattr(checkpoint.os, "fsync", full)
+        monkeypatch.setattr(files.os, "fsync", full)
         with pytest.raises(capo.CapoError, match="disk is full"):
             agent.learn(64)
-        monkeypatch.setattr(checkpoint.os, "fsync", real)
+        monkeypatch.setattr(files.os, "fsync", real)
         assert agent.learn(64).frames == frames
 
 
@@ -240,13 +243,13 @@ def test_a_run_whose_checkpoints_are_gone_is_not_begun_again(tmp_path: Path) -> 
 @pytest.mark.parametrize("episodes", [0, 1.5, True, "5"])
 def test_episodes_are_counted(episodes: Any) -> None:
     agent = capo.NCAPO(ENV, **TINY_640)
-    with pytest.raises(capo.CapoError, match="number of episodes has to be a positive integer"):
+    with pytest.raises(capo.CapoError, match=r"episodes=.* must be a positive integer"):
         agent.evaluate(episodes)
 
 
 def test_what_is_no_callback_changes_nothing() -> None:
     agent = capo.NCAPO(ENV, **TINY_640)
-    with pytest.raises(capo.CapoError, match="callback=3: has to be a function"):
+    with pytest.raises(capo.CapoError, match="callback=3 must be a function"):
         agent.learn(64, callback=3)  # type: ignore[arg-type]
     with pytest.raises(capo.CapoError, match=r"save: None is not the name of a file or folder"):
         agent.save(None)  # type: ignore[arg-type]
@@ -261,7 +264,8 @@ def test_more_environments_than_fit_are_named() -> None:
 def test_a_setting_without_its_option_says_how(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["train", ENV, "--set", "gamma=0.9", "width=64"])
-    assert "unrecognized arguments: width=64 (for each setting a --set: --set width=64)" in capsys.readouterr().err
+    shown = "unrecognized arguments: width=64 (each setting needs its own --set: --set width=64)"
+    assert shown in capsys.readouterr().err
 
 
 def test_environments_that_were_opened_are_closed() -> None:
@@ -287,15 +291,23 @@ def test_environments_that_were_opened_are_closed() -> None:
 
 def test_too_little_space_is_known_before_work_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(session.shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    monkeypatch.setattr(trainer.shutil, "disk_usage", lambda _: usage._replace(free=1000))
     agent = capo.NCAPO(ENV, out=tmp_path / "run", **TINY_640)
     with pytest.raises(capo.CapoError, match=r"3 checkpoints and one being written need .* MB"):
         agent.learn(640)
     assert agent.frames == 0
 
 
+CONFIG: dict[str, Any] = {
+    **dict.fromkeys(("algorithm", "env", "preset", "checkpoint_every"), "3"),
+    **dict.fromkeys(("frames", "log_every", "keep"), 3),
+    **{name: {} for name in ("environment", "overrides", "config", "extra", "versions", "hardware")},
+    "seeds": [3],
+}
+
+
 def test_a_folder_that_holds_a_run_is_refused(tmp_path: Path) -> None:
-    RunFolder.create(tmp_path / "run", dict.fromkeys(run._NEEDED, 3)).close()
+    RunWriter.create(tmp_path / "run", CONFIG).close()
     with pytest.raises(capo.CapoError, match=r"already holds a run.*capo resume .*another --out"):
         capo.NCAPO(ENV, out=tmp_path / "run")
 
@@ -315,11 +327,11 @@ def test_a_read_only_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_two_processes_can_not_train_in_one_folder(tmp_path: Path) -> None:
-    first = RunFolder.create(tmp_path / "run", dict.fromkeys(run._NEEDED, 3))
+    first = RunWriter.create(tmp_path / "run", CONFIG)
     with pytest.raises(capo.CapoError, match="another process is training"):
-        RunFolder.open(tmp_path / "run")
+        RunWriter.open(tmp_path / "run")
     first.close()
-    RunFolder.open(tmp_path / "run").close()
+    RunWriter.open(tmp_path / "run").close()
 
 
 @pytest.mark.parametrize(
@@ -389,9 +401,9 @@ def test_resuming_what_was_changed(finished: Path, tmp_path: Path, monkeypatch: 
     (out / "config.json").write_text(json.dumps(config | {"config": older}))
     assert capo.NCAPO.resume(out).config.to_dict() == config["config"]
     (out / "config.json").write_text(json.dumps(config))
-    from capo.envs.probes import ObservationActionReward
+    from capo.envs.probes import PROBES
 
-    monkeypatch.setattr(ObservationActionReward, "n_actions", 3)
+    monkeypatch.setattr(PROBES["probe-both"], "n_actions", 3)
     with pytest.raises(capo.CapoError, match=r"environment changed: n_actions was 2 .* is 3 now"):
         capo.NCAPO.resume(out)
 
@@ -416,7 +428,7 @@ def test_folders_that_are_no_runs(tmp_path: Path) -> None:
     with pytest.raises(capo.CapoError, match="not written by this version of capo \\(no algorithm"):
         capo.NCAPO.load(tmp_path)
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(capo.CapoError, match="not readable JSON"):
+    with pytest.raises(capo.CapoError, match="not readable as JSON"):
         capo.NCAPO.load(tmp_path)
     with pytest.raises(capo.CapoError, match="no such run or saved agent"):
         capo.NCAPO.load(tmp_path / "agent")

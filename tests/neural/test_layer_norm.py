@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from jax import export
 
-from capo.neural import layer_norm
-from capo.neural.layer_norm import normalise
+from capo.neural.parts import layer_norm
+from capo.neural.parts.layer_norm import normalise
 
 
 def plain(product, bias, scale, shift, relu):

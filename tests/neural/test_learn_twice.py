@@ -14,9 +14,9 @@ from helpers_envs import Numbers
 from helpers_shell import ENV, FRAMES, TINY, TINY_640, bits
 
 import capo
-from capo.neural import session
-from capo.neural.run import RunFolder
-from capo.neural.session import Session
+from capo.neural import trainer
+from capo.neural.trainer import Trainer
+from capo.runs.writer import RunWriter
 
 
 def test_a_learning_rate_that_has_ended_is_said() -> None:
@@ -36,7 +36,7 @@ def test_a_learning_rate_that_has_ended_is_said() -> None:
 
 def test_a_learning_rate_that_will_have_ended_is_said() -> None:
     agent = capo.NCAPO(ENV, **TINY, learning_rate_schedule="linear", horizon=160)
-    with pytest.warns(capo.CapoWarning, match=r"in the last 480 frames nothing will be learned: learn\(640, hori"):
+    with pytest.warns(capo.CapoWarning, match=r"nothing in the last 480 frames will be learned: learn\(640, hori"):
         agent.learn(640)
 
 
@@ -55,7 +55,7 @@ def test_a_plan_that_is_refused_is_forgotten(tmp_path: Path) -> None:
 def test_a_plan_that_the_disk_refuses_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     agent = capo.NCAPO(ENV, out=tmp_path / "run", **TINY)
     with monkeypatch.context() as patch:
-        patch.setattr(session.shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
+        patch.setattr(trainer.shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
         with pytest.raises(capo.CapoError, match="the disk has 0 MB left"):
             agent.learn(40 * FRAMES)
     assert agent.learn(2 * FRAMES).config.horizon == 2 * FRAMES
@@ -79,8 +79,8 @@ def test_a_vector_environment_says_how_many_copies_there_are(tmp_path: Path) -> 
     agent = capo.NCAPO(cartpoles(3), **settings)
     assert agent.config.n_envs == 3
     assert agent.learn(60).frames == 60
-    assert "3 environments x 2 steps = 6 frames" in agent._training.learner.describe()  # type: ignore[union-attr]
-    collector = agent._training.learner._collector  # type: ignore[union-attr]
+    assert "3 environments x 2 steps = 6 frames" in agent.learner.describe()
+    collector = agent.learner._collector
     assert len(collector._complete) <= 3, "rollouts pile up and are learned from later and later"
     saved = agent.save(tmp_path / "agent")
     assert bits(capo.NCAPO.load(saved, env=cartpoles(3))) == bits(agent)
@@ -94,7 +94,7 @@ def test_one_environment_gives_its_rollouts_one_after_another() -> None:
     import gymnasium
 
     agent = capo.NCAPO(gymnasium.make("CartPole-v1"), **TINY_640)
-    assert "8 rollouts of one environment x 2 steps = 16 frames" in agent._ready().learner.describe()
+    assert "8 rollouts of one environment x 2 steps = 16 frames" in agent.learner.describe()
 
 
 def test_a_folder_that_was_to_go_on_from_a_file_does_not_start_anew(
@@ -107,8 +107,8 @@ def test_a_folder_that_was_to_go_on_from_a_file_does_not_start_anew(
         raise SystemExit
 
     with monkeypatch.context() as patch:
-        patch.setattr(Session, "start", killed)
-        patch.setattr(RunFolder, "withdraw", RunFolder.close)  # nobody is left to tidy up
+        patch.setattr(Trainer, "write_to", killed)
+        patch.setattr(RunWriter, "withdraw", RunWriter.close)  # nobody is left to tidy up
         with pytest.raises(SystemExit):
             capo.NCAPO.load(path, out=out).learn(320)
     with pytest.raises(capo.CapoError, match=r"saved agent at frame 320 and ended before its first checkpoint"):

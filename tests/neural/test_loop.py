@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 
 from capo.errors import CapoError
-from capo.neural import loop
-from capo.neural.config import NCAPOConfig, override, preset
-from capo.neural.loop import make_learner
+from capo.neural.algorithms.ncapo import NCAPOConfig
+from capo.neural.algorithms.registry import learner_for
+from capo.neural.algorithms.settings import override
+from capo.neural.learners import jitted as loop
+from capo.neural.learners import protocol
 
 SMALL = NCAPOConfig(
     horizon=2000, n_envs=8, rollout_length=4, batch_size=8, gradient_steps=2, replay_rollouts=32, width=16,
@@ -32,7 +34,7 @@ def leaves(state):
 
 @pytest.fixture(scope="module")
 def breakout():
-    return make_learner("minatar-breakout", BRANCHES, 2)
+    return learner_for("minatar-breakout", BRANCHES, 2)
 
 
 def test_the_result_does_not_depend_on_how_a_run_is_cut(breakout):
@@ -81,7 +83,7 @@ def test_seeds_do_not_know_of_each_other(breakout):
     swapped, _ = breakout.run(breakout.init([6, 5]), 4)
     for a, b in zip(leaves(together), leaves(swapped), strict=True):
         np.testing.assert_array_equal(a[0], b[1])
-    alone = make_learner("minatar-breakout", BRANCHES, 1)
+    alone = learner_for("minatar-breakout", BRANCHES, 1)
     single, _ = alone.run(alone.init([6]), 4)
     np.testing.assert_array_equal(together.replay.action[1], single.replay.action[0])
     np.testing.assert_array_equal(together.replay.obs[1], single.replay.obs[0])
@@ -92,7 +94,7 @@ def test_seeds_do_not_know_of_each_other(breakout):
 
 def test_the_actor_rests_every_second_iteration():
     config = override(BRANCHES, {"shared_trunk": False, "target_critic": "full"})
-    learner = make_learner("probe-both", config, 1)
+    learner = learner_for("probe-both", config, 1)
     state = learner.init([0])
     heads = []
     for _ in range(4):
@@ -119,7 +121,7 @@ class Counting:
 
 
 def test_collected_rollouts_are_what_the_environment_did():
-    learner = make_learner(Counting(), SMALL, 1)
+    learner = learner_for(Counting(), SMALL, 1)
     state, metrics = learner.run(learner.init([0]), 4)  # exactly fills the replay
     replay = jax.tree.map(lambda leaf: np.asarray(leaf[0]), state.replay)
     episode, step = replay.obs[..., 0], replay.obs[..., 1]
@@ -154,12 +156,12 @@ class Unequal:
 
 
 def test_evaluation_does_not_favour_short_episodes():
-    learner = make_learner(Unequal(), SMALL, 2)
+    learner = learner_for(Unequal(), SMALL, 2)
     state = learner.init([0, 1])
-    returns = learner.evaluate(learner.policy_params(state, 0), jax.random.PRNGKey(0), 400)
-    assert set(returns.tolist()) == {1.0, 9.0}
-    assert abs(returns.mean() - 5) < 1
-    assert learner.evaluate_all(state, jax.random.split(jax.random.PRNGKey(0), 2), 10).shape == (2, 10)
+    returns = learner.evaluate(state.params, jax.random.split(jax.random.PRNGKey(0), 2), 400)
+    assert returns.shape == (2, 400)
+    assert set(returns.ravel().tolist()) == {1.0, 9.0}
+    assert (abs(returns.mean(axis=1) - 5) < 1).all()
 
 
 def test_act_masks_and_modes(breakout):
@@ -172,7 +174,7 @@ def test_act_masks_and_modes(breakout):
     assert set(masked.tolist()) == {1}
     sampled = breakout.act(params, obs, jax.random.PRNGKey(0), action_mask=[True, False, True])
     assert set(sampled.tolist()) == {0, 2}
-    with pytest.raises(CapoError, match="forbids every action"):
+    with pytest.raises(CapoError, match="allows no action"):
         breakout.act(params, obs, deterministic=True, action_mask=[False] * 3)
     with pytest.raises(CapoError, match="observations of shape"):
         breakout.act(params, obs[0], deterministic=True)
@@ -181,26 +183,26 @@ def test_act_masks_and_modes(breakout):
 
 
 def test_description_says_the_replay_ratio():
-    learner = make_learner("minatar-breakout", preset("official", "minatar-breakout"), 3)
+    learner = learner_for("minatar-breakout", NCAPOConfig.preset("official", "minatar-breakout"), 3)
     text = learner.describe()
-    assert "45 updates an iteration" in text
+    assert "45 updates per iteration" in text
     assert "640 transitions" in text
     assert "replay ratio 36" in text
-    assert f"{learner.replay.nbytes / 1e6:.1f} MB a seed" in text
+    assert f"{learner.replay.nbytes / 1e6:.1f} MB per seed" in text
 
 
 def test_what_does_not_fit_is_refused_before_it_is_allocated(monkeypatch):
     config = dataclasses.replace(SMALL, replay_rollouts=10**9)
     with pytest.raises(CapoError, match="set replay_rollouts to"):
-        make_learner("minatar-breakout", config, 4)
-    monkeypatch.setattr(loop, "available_memory", lambda _=1: 10_000)
+        learner_for("minatar-breakout", config, 4)
+    monkeypatch.setattr(protocol, "available_memory", lambda _=1: 10_000)
     with pytest.raises(CapoError, match="MB are free"):
-        make_learner("minatar-breakout", SMALL, 1)
+        learner_for("minatar-breakout", SMALL, 1)
 
 
 def test_wrong_seeds():
-    learner = make_learner("probe-both", SMALL, 2)
-    for seeds, message in (([1], "1 seeds given"), ([1, -1], "between 0 and"), ([1, 2**31], "between 0 and")):
+    learner = learner_for("probe-both", SMALL, 2)
+    for seeds, message in (([1], "1 seeds were given"), ([1, -1], "between 0 and"), ([1, 2**31], "between 0 and")):
         with pytest.raises(CapoError, match=message):
             learner.init(seeds)
 
@@ -211,14 +213,14 @@ def test_a_non_finite_reward_is_seen():
             after, obs, _, terminated, truncated = super().step(key, env_state, action)
             return after, obs, jnp.float32(jnp.inf), terminated, truncated
 
-    learner = make_learner(Broken(), SMALL, 1)
+    learner = learner_for(Broken(), SMALL, 1)
     _, metrics = learner.run(learner.init([0]), 2)
     assert metrics["finite"][-1, 0] == 0
 
 
 def test_gymnasium_runs_are_repeatable_and_go_on():
     def trained(calls):
-        learner = make_learner("CartPole-v1", SMALL, 1)
+        learner = learner_for("CartPole-v1", SMALL, 1)
         state = learner.init([7])
         for iterations in calls:
             state, metrics = learner.run(state, iterations)
@@ -228,16 +230,16 @@ def test_gymnasium_runs_are_repeatable_and_go_on():
     for a, b in zip(leaves(once), leaves(cut), strict=True):
         np.testing.assert_array_equal(a, b)
     assert metrics["critic_loss"].shape == (6, 1)
-    returns = learner.evaluate(learner.policy_params(once, 0), jax.random.PRNGKey(1), 6)
-    assert returns.shape == (6,)
+    returns = learner.evaluate(once.params, jax.random.PRNGKey(1)[None], 6)
+    assert returns.shape == (1, 6)
     assert (returns > 5).all()
-    again = learner.evaluate(learner.policy_params(once, 0), jax.random.PRNGKey(1), 6)
+    again = learner.evaluate(once.params, jax.random.PRNGKey(1)[None], 6)
     np.testing.assert_array_equal(returns, again)
 
 
 def test_gymnasium_takes_one_seed():
     with pytest.raises(CapoError, match="one seed at a time"):
-        make_learner("CartPole-v1", SMALL, 2)
+        learner_for("CartPole-v1", SMALL, 2)
 
 
 def test_an_environment_that_cannot_be_copied_is_evaluated_itself():
@@ -258,10 +260,10 @@ def test_an_environment_that_cannot_be_copied_is_evaluated_itself():
             del action
             return np.ones(1, np.float32), 2.0, True, False, {}
 
-    learner = make_learner(Single(), SMALL, 1)
+    learner = learner_for(Single(), SMALL, 1)
     state, _ = learner.run(learner.init([0]), 1)
-    returns = learner.evaluate(learner.policy_params(state, 0), jax.random.PRNGKey(0), 3)
-    np.testing.assert_array_equal(returns, [2.0, 2.0, 2.0])
+    returns = learner.evaluate(state.params, jax.random.PRNGKey(0)[None], 3)
+    np.testing.assert_array_equal(returns, [[2.0, 2.0, 2.0]])
     state, metrics = learner.run(state, 1)
     assert np.isfinite(metrics["critic_loss"]).all()
 

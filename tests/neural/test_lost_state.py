@@ -22,7 +22,7 @@ def cut_off(agent: capo.NCAPO, monkeypatch: pytest.MonkeyPatch) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(agent._training.learner, "run", stopped)  # type: ignore[union-attr]
+        patch.setattr(agent.learner, "run", stopped)
         with pytest.raises(KeyboardInterrupt):
             agent.learn(10 * FRAMES)
 
@@ -42,7 +42,7 @@ def test_a_lost_state_is_not_replaced_by_an_untrained_one(tmp_path: Path, monkey
 
 def test_a_state_of_another_iteration_is_never_written(tmp_path: Path) -> None:
     agent = capo.NCAPO(ENV, **TINY_640).learn(10 * FRAMES)
-    agent._training.parts[0].iteration += 1  # type: ignore[union-attr]
+    agent._states.groups[0].iteration += 1
     with pytest.raises(capo.CapoError, match="training state was lost"):
         agent.save(tmp_path / "agent")
 
@@ -63,7 +63,7 @@ def test_an_environment_that_raises_leaves_the_last_good_state(tmp_path: Path) -
 
 def test_a_reward_of_the_host_that_is_nan_is_named() -> None:
     agent = capo.NCAPO(Fragile(nan_at=20), **TINY_640)
-    with pytest.raises(capo.CapoError, match="Fragile, after frame 19: its step gave the reward nan"):
+    with pytest.raises(capo.CapoError, match="Fragile, after frame 19: its step returned the reward nan"):
         agent.learn(640)
     assert agent.frames == 16
 
@@ -102,7 +102,7 @@ def test_an_environment_that_fails_when_it_is_opened_again_costs_nothing(tmp_pat
 def test_an_observation_of_the_host_that_is_nan_is_named() -> None:
     agent = capo.NCAPO(Fragile(blind_at=20), **TINY_640)
     with pytest.raises(
-        capo.CapoError, match="Fragile, after frame 19: its step gave an observation with nan in it"
+        capo.CapoError, match="Fragile, after frame 19: its step returned an observation with nan in it"
     ):
         agent.learn(640)
     assert agent.frames == 16
@@ -114,7 +114,7 @@ def test_an_observation_of_the_host_that_is_nan_is_named() -> None:
     [
         ({"breaks_at": 40}, "its step raised RuntimeError: the simulator is gone", RuntimeError),
         ({"reset_breaks_at": 9}, "its reset raised OSError: the simulator does not start", OSError),
-        ({"nan_at": 40}, "its step gave the reward nan", type(None)),
+        ({"nan_at": 40}, "its step returned the reward nan", type(None)),
     ],
 )
 def test_an_evaluation_that_fails_changes_nothing(
@@ -162,7 +162,7 @@ def test_watching_an_environment_that_fails(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     agent = capo.NCAPO("Fragile-v0", **TINY_640)
-    monkeypatch.setattr("capo.commands.watch.load_agent", lambda _: agent)
+    monkeypatch.setattr("capo.neural.algorithms.registry.load", lambda _: agent)
     registered |= fault
     assert main(["watch", "saved", "--out", str(tmp_path / "play.gif")]) == 2
     assert message in capsys.readouterr().err

@@ -18,9 +18,9 @@ import capo
 from capo import envs
 from capo.cli import main
 from capo.commands import train
-from capo.neural import host, networks
-from capo.neural.agent import ALGORITHMS, load
-from capo.neural.loop import make_learner
+from capo.neural.algorithms.registry import ROWS, learner_for, load
+from capo.neural.learners import host
+from capo.neural.parts import networks
 
 
 @pytest.fixture(scope="module")
@@ -68,14 +68,14 @@ def test_frames_that_are_no_number(frames: str, capsys: pytest.CaptureFixture[st
     with pytest.raises(SystemExit) as caught:
         main(["train", ENV, "--frames", frames])
     assert caught.value.code == 2
-    assert "not a positive whole number" in capsys.readouterr().err
+    assert "must be a positive integer" in capsys.readouterr().err
 
 
 def test_a_folder_that_can_not_be_written_is_known_before_playing(
     untrained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("capo.report.gif.os.access", lambda *_: False)
-    monkeypatch.setattr("capo.neural.play.play", lambda *_, **__: pytest.fail("it played"))
+    monkeypatch.setattr("capo.gif.os.access", lambda *_: False)
+    monkeypatch.setattr("capo.neural.film.play", lambda *_, **__: pytest.fail("it played"))
     assert main(["watch", str(untrained), "--out", str(tmp_path / "new" / "play.gif")]) == 2
     assert "read-only" in capsys.readouterr().err
 
@@ -98,14 +98,14 @@ def test_learn_wants_a_number(frames: Any) -> None:
 @pytest.mark.parametrize("horizon", ["x", 2.5, 0, float("inf"), True])
 def test_a_horizon_is_a_number(horizon: Any) -> None:
     agent = capo.NCAPO(ENV, **TINY_640)
-    with pytest.raises(capo.CapoError, match="positive number of frames"):
+    with pytest.raises(capo.CapoError, match=r"horizon=.* must be a positive integer"):
         agent.learn(8, horizon=horizon)
     assert agent.config.horizon == 640
 
 
 @pytest.mark.parametrize("observation", ["abc", ["a", "b"], [[1.0], [1.0, 2.0]], None, [[None]]])
 def test_observations_that_are_no_arrays(observation: Any) -> None:
-    with pytest.raises(capo.CapoError, match="predict: an observation is an array of numbers"):
+    with pytest.raises(capo.CapoError, match="an observation must be an array of numbers"):
         capo.NCAPO(ENV, **TINY_640).predict(observation)
 
 
@@ -120,7 +120,7 @@ def test_discrete_observations_are_checked() -> None:
     assert agent.predict(15)[0].shape == ()
     assert agent.predict([0, 3.0])[0].shape == (2,)
     for wrong in (16, -1, 2.5, [0, 99], float("nan")):
-        with pytest.raises(capo.CapoError, match=r"no observation of it, .* from 0 to 15"):
+        with pytest.raises(capo.CapoError, match=r"of 'FrozenLake-v1' must be an integer from 0 to 15"):
             agent.predict(wrong)
 
 
@@ -202,7 +202,7 @@ def test_channels_that_come_first_are_said() -> None:
 def test_bytes_are_divided_by_their_largest_value(high: int) -> None:
     assert envs.make(Board(high)).observation_high == high
     for agent in (capo.NCAPO(Board(high)), capo.Rainbow(Board(high))):
-        spec = agent._ready().learner.network
+        spec = agent.learner.network
         seen = networks._as_float(jnp.array([0, high], jnp.uint8), spec)
         np.testing.assert_array_equal(np.asarray(seen), [0.0, 1.0])
 
@@ -214,14 +214,16 @@ def test_an_evaluation_that_is_cut_starts_new_episodes(monkeypatch: pytest.Monke
     for copies in (True, False):
         if not copies:
             monkeypatch.setattr(learner.env, "open_for_evaluation", lambda _: None)
-        returns = learner.evaluate(params, jax.random.PRNGKey(0), 34)  # 2 copies, or the one there is
+        returns = learner.evaluate(jax.tree.map(lambda x: x[None], params), jax.random.PRNGKey(0)[None], 34)[
+            0
+        ]  # 2 copies, or the one there is
         np.testing.assert_array_equal(returns, [1.0 + 2 + 3 + 4] * 34)
 
 
-@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+@pytest.mark.parametrize("name", sorted(ROWS))
 def test_networks_are_counted_without_being_made(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    agent = ALGORITHMS[name](ENV, width=8, layer_norm=True)
-    learner = agent._ready().learner
+    agent = ROWS[name].agent(ENV, width=8, layer_norm=True)
+    learner = agent.learner
     made = learner.algorithm.init_params(np.random.default_rng(0))
     counted = learner.algorithm.init_params(networks.ShapesOnly())
     assert jax.tree.map(np.shape, made) == jax.tree.map(lambda leaf: leaf.shape, counted)
@@ -229,4 +231,4 @@ def test_networks_are_counted_without_being_made(name: str, monkeypatch: pytest.
     monkeypatch.setattr(np.linalg, "qr", lambda _: pytest.fail("a network was made"))
     for width in (10**9, 10**15):
         with pytest.raises(capo.CapoError, match=rf"need .* MB .* smaller width than {width}"):
-            make_learner(ENV, type(agent.config)(width=width), 1)
+            learner_for(ENV, type(agent.config)(width=width), 1)

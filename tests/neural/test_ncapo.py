@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from functools import partial
 
 import jax
@@ -10,14 +9,27 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from capo.neural import ncapo, networks
-from capo.neural.algorithm import means, scan_means
-from capo.neural.config import NCAPOConfig
-from capo.neural.replay import Rollout
+from capo.neural.algorithms import ncapo
+from capo.neural.algorithms.base import means, scan_means
+from capo.neural.algorithms.ncapo import NCAPOAlgorithm, NCAPOConfig
+from capo.neural.algorithms.offpolicy import retrace_targets
+from capo.neural.parts import networks, policies
+from capo.neural.parts.replay import Rollout
 from capo.update import StepSize, coordinate_update
 
 KLS = ("policy-to-target", "target-to-policy")
 GAMMA = 0.9
+
+
+class Vectors:
+    """The shapes of an environment: all that an algorithm needs of one."""
+
+    name, n_actions, truncates = "vectors", 3, False
+    observation_shape, observation_dtype = (4,), np.float32
+
+
+def algorithm_of(**settings):
+    return NCAPOAlgorithm(NCAPOConfig(width=8, **settings), Vectors())
 
 
 @pytest.fixture
@@ -125,25 +137,18 @@ def test_alpha_clip_bonus_and_weight():
     assert step(clip=1.5) == pytest.approx(1.5, rel=1e-5)
     assert step(step_size="fixed", fixed_alpha=0.25, clip=0.1) == pytest.approx(0.25, rel=1e-5)
     assert step(clip=1.5, alpha_bonus=0.1) == pytest.approx(1.6, rel=1e-5)
-    assert step(clip=1.5, advantage_weight="absolute") == pytest.approx(3.0, rel=1e-5)
+    assert step(clip=1.5, advantage_weight="normalised") == pytest.approx(3.0, rel=1e-5)
 
 
 def test_normalised_weights_do_not_depend_on_the_scale_of_the_rewards():
-    """With Q' = 0 the advantages are proportional to the rewards; only absolute weights see their scale."""
-
-    def actor_losses(weight):
-        config = NCAPOConfig(width=8, advantage_weight=weight)
-        spec = networks.spec_for(config, (4,), 3)
-        params = networks.init(spec, np.random.default_rng(0))
-        target = jax.tree.map(jnp.zeros_like, ncapo.init_target(config, params))
-        batch = make_batch(spec, False, np.random.default_rng(0))
-        loss = jax.jit(lambda b: ncapo.losses(config, spec, params, target, b, "both")[1]["actor_loss"])
-        return [float(loss(batch._replace(reward=scale * batch.reward))) for scale in (1.0, 100.0)]
-
-    small, large = actor_losses("normalised")
+    """With Q' = 0 the advantages are proportional to the rewards."""
+    algorithm = algorithm_of(advantage_weight="normalised")
+    params = algorithm.init_params(np.random.default_rng(0))
+    target = jax.tree.map(jnp.zeros_like, algorithm.init_target(params))
+    batch = make_batch(algorithm.network, False, np.random.default_rng(0))
+    loss = jax.jit(lambda b: algorithm.loss(params, target, b, 0.0, "both")[1]["actor_loss"])
+    small, large = (float(loss(batch._replace(reward=scale * batch.reward))) for scale in (1.0, 100.0))
     assert small == pytest.approx(large, rel=1e-4)
-    small, large = actor_losses("absolute")
-    assert large > 2 * small
 
 
 def make_batch(spec, truncates, rng, batch=3, length=5):
@@ -167,10 +172,7 @@ def test_the_actors_lambda_changes_its_advantages_alone():
     q = jnp.asarray(rng.normal(size=(3, 6, 3)))
 
     def evaluated(**values):
-        def taken(x):
-            return jnp.take_along_axis(x, batch.action[..., None], axis=-1)[..., 0]
-
-        return ncapo.evaluate(NCAPOConfig(gamma=GAMMA, **values), batch, log_pi, q, taken)
+        return retrace_targets(NCAPOConfig(gamma=GAMMA, **values), batch, log_pi, q)
 
     one = evaluated(retrace_lambda=0.8, actor_lambda=0.0)
     value = np.sum(np.exp(log_pi) * q, axis=-1)
@@ -188,29 +190,27 @@ def test_the_actors_lambda_changes_its_advantages_alone():
 @pytest.mark.parametrize("target_critic", ["full", "head"])
 @pytest.mark.parametrize("target_from", ["current", "target-network"])
 def test_the_target_networks_are_used_as_configured(shared, target_critic, target_from):
-    config = NCAPOConfig(width=8, shared_trunk=shared, target_critic=target_critic, target_from=target_from)
-    spec = networks.spec_for(config, (4,), 3)
+    algorithm = algorithm_of(shared_trunk=shared, target_critic=target_critic, target_from=target_from)
+    spec = algorithm.network
     params, other = (networks.init(spec, np.random.default_rng(seed)) for seed in (0, 1))
-    target = ncapo.init_target(config, other)
+    target = algorithm.init_target(other)
     batch = make_batch(spec, False, np.random.default_rng(0))
     logits, _, features = networks.logits_and_q(spec, params, batch.obs[:, :5])
-    log_pi, q = ncapo._slow_networks(
-        config, spec, params, target, networks.inputs(spec, batch.obs), logits, features
-    )
+    inputs = networks.inputs(spec, batch.obs)
+    log_pi, q = algorithm.slow_policy_and_q(params, target, inputs, logits, features)
     source = other if target_from == "target-network" else params
-    expected = jax.nn.log_softmax(networks.outputs(spec, networks.part(source, "actor"), batch.obs))
+    expected = jax.nn.log_softmax(networks.outputs(spec, networks.select(source, "actor"), batch.obs))
     np.testing.assert_allclose(log_pi, expected, atol=1e-6)
-    critic = networks.part(other, "critic")
+    critic = networks.select(other, "critic")
     if target_critic == "head":
-        critic = {"body": networks.part(params, "critic")["body"], "head": critic["head"]}
+        critic = {"body": networks.select(params, "critic")["body"], "head": critic["head"]}
     np.testing.assert_allclose(q, networks.outputs(spec, critic, batch.obs), atol=1e-5)
 
 
 def test_targets_move_by_their_taus():
-    config = NCAPOConfig(width=8, target_from="target-network", tau_q=0.25, tau_policy=1.0)
-    spec = networks.spec_for(config, (4,), 3)
-    old, new = (networks.init(spec, np.random.default_rng(seed)) for seed in (0, 1))
-    moved = ncapo.update_target(config, new, ncapo.init_target(config, old))
+    algorithm = algorithm_of(target_from="target-network", tau_q=0.25, tau_policy=1.0)
+    old, new = (networks.init(algorithm.network, np.random.default_rng(seed)) for seed in (0, 1))
+    moved = algorithm.update_target(new, algorithm.init_target(old))
     np.testing.assert_array_equal(moved["actor"]["head"]["kernel"], new["actor"]["head"]["kernel"])
     mixed = 0.75 * old["critic"]["head"]["kernel"] + 0.25 * new["critic"]["head"]["kernel"]
     np.testing.assert_allclose(moved["critic"]["head"]["kernel"], mixed, atol=1e-6)
@@ -218,16 +218,16 @@ def test_targets_move_by_their_taus():
 
 def test_successor_rows_replace_the_next_rows():
     """The same rollouts in both layouts give the same loss."""
-    config = NCAPOConfig(width=8)
-    spec = networks.spec_for(config, (4,), 3)
+    algorithm = algorithm_of()
+    spec = algorithm.network
     params = networks.init(spec, np.random.default_rng(0))
-    target = ncapo.init_target(config, networks.init(spec, np.random.default_rng(1)))
+    target = algorithm.init_target(networks.init(spec, np.random.default_rng(1)))
     short = make_batch(spec, False, np.random.default_rng(0))
     long = short._replace(obs=jnp.concatenate([short.obs[:, :5], short.obs[:, 1:]], axis=1))
 
     @jax.jit
     def loss(batch):
-        return ncapo.losses(config, spec, params, target, batch, "both")[0]
+        return algorithm.loss(params, target, batch, 0.0, "both")[0]
 
     a, b = loss(short), loss(long)
     np.testing.assert_allclose(a, b, rtol=1e-5)
@@ -239,13 +239,11 @@ def test_successor_rows_replace_the_next_rows():
     ("train", "moves"), [("both", {"actor", "critic"}), ("critic", {"critic"}), ("actor", {"actor"})]
 )
 def test_only_the_trained_part_moves(train, moves):
-    config = NCAPOConfig(width=8)
-    spec = networks.spec_for(config, (4,), 3)
-    params = networks.init(spec, np.random.default_rng(0))
-    target = ncapo.init_target(config, params)
-    opt_state = ncapo.optimiser(config).init(params)
-    batch = make_batch(spec, False, np.random.default_rng(0))
-    step = jax.jit(lambda p: ncapo.gradient_step(config, spec, p, target, opt_state, batch, 1e-2, train))
+    algorithm = algorithm_of()
+    params = networks.init(algorithm.network, np.random.default_rng(0))
+    target, opt_state = algorithm.init_target(params), algorithm.init_optimiser(params)
+    batch = make_batch(algorithm.network, False, np.random.default_rng(0))
+    step = jax.jit(lambda p: algorithm.gradient_step(p, opt_state, target, batch, 1e-2, 0.0, train))
     new, _, metrics = step(params)
     moved = {
         name
@@ -258,8 +256,7 @@ def test_only_the_trained_part_moves(train, moves):
 
 def test_rmsprop_is_the_one_of_pytorch():
     """v = 0.99 v + 0.01 g^2 from v = 0, step g / (sqrt(v) + eps): the epsilon outside the root."""
-    config = NCAPOConfig(optimiser="rmsprop", optimiser_epsilon=1e-2, max_grad_norm=1e9)
-    transform = ncapo.optimiser(config)
+    transform = algorithm_of(optimiser="rmsprop", optimiser_epsilon=1e-2, max_grad_norm=1e9).optimiser()
     gradient = jnp.array([0.5, -0.02])
     state = transform.init(gradient)
     v = np.zeros(2)
@@ -270,37 +267,37 @@ def test_rmsprop_is_the_one_of_pytorch():
 
 
 def test_gradients_are_clipped():
-    config = NCAPOConfig(max_grad_norm=0.5)
     # rmsprop's first step is g / (0.1 |g| + eps): with a large epsilon it is proportional to the clipped g
-    big = ncapo.optimiser(dataclasses.replace(config, optimiser="rmsprop", optimiser_epsilon=1e6))
+    big = algorithm_of(max_grad_norm=0.5, optimiser="rmsprop", optimiser_epsilon=1e6).optimiser()
     gradient = {"w": jnp.array([3.0, 4.0])}
     step, _ = big.update(gradient, big.init(gradient))
     np.testing.assert_allclose(step["w"] * 1e6, [0.3, 0.4], rtol=1e-3)
 
 
 def test_schedules():
-    config = NCAPOConfig(horizon=1000, learning_rate=1.0, learning_rate_schedule="linear")
-    epsilon = [float(ncapo.epsilon_at(config, jnp.float32(f))) for f in (0, 50, 100, 5000)]
+    options = {"horizon": 1000, "learning_rate": 1.0, "learning_rate_schedule": "linear"}
+    algorithm = algorithm_of(n_envs=5, rollout_length=2, **options)
+    epsilon = [float(algorithm.exploration(jnp.float32(f))) for f in (0, 50, 100, 5000)]
     np.testing.assert_allclose(epsilon, [0.3, 0.175, 0.05, 0.05], rtol=1e-5)
-    rates = [float(ncapo.learning_rate_at(config, jnp.float32(f))) for f in (0, 500, 1000, 5000)]
+    rates = [float(algorithm.learning_rate(jnp.int32(frames // 10))) for frames in (0, 500, 1000, 5000)]
     np.testing.assert_allclose(rates, [1.0, 0.5, 0.0, 0.0], atol=1e-6)
 
 
 def test_behaviour_mixes_in_epsilon():
-    mu = jnp.exp(ncapo.behaviour(jnp.array([100.0, 0.0, 0.0, 0.0]), 0.2))
+    mu = jnp.exp(policies.mix_uniform(jax.nn.softmax(jnp.array([100.0, 0.0, 0.0, 0.0])), 0.2))
     np.testing.assert_allclose(mu, [0.85, 0.05, 0.05, 0.05], atol=1e-6)
 
 
 @pytest.mark.parametrize(("train", "resting"), [("critic", "actor"), ("actor", "critic")])
 def test_what_is_not_trained_costs_no_way_back(train, resting):
     """Separate networks: the resting one's gradient is 0 and not computed, even where its loss is not finite."""
-    config = NCAPOConfig(width=8, shared_trunk=False, target_from="target-network")
-    spec = networks.spec_for(config, (4,), 3)
+    algorithm = algorithm_of(shared_trunk=False, target_from="target-network")
+    spec = algorithm.network
     params = networks.init(spec, np.random.default_rng(0))
-    target = ncapo.init_target(config, networks.init(spec, np.random.default_rng(1)))
+    target = algorithm.init_target(networks.init(spec, np.random.default_rng(1)))
     params[resting]["head"]["bias"] = np.full(3, np.inf, np.float32)
     batch = make_batch(spec, False, np.random.default_rng(0))
-    grads, _ = jax.grad(lambda p: ncapo.losses(config, spec, p, target, batch, train), has_aux=True)(params)
+    grads, _ = jax.grad(lambda p: algorithm.loss(p, target, batch, 0.0, train), has_aux=True)(params)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads[train]))
     assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(grads[train])) > 0
     assert all((np.asarray(leaf) == 0).all() for leaf in jax.tree.leaves(grads[resting]))

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from capo.errors import CapoError
-from capo.neural import networks
-from capo.neural.config import NCAPOConfig, override
+from capo.neural.algorithms.ncapo import NCAPOConfig
+from capo.neural.algorithms.settings import override
+from capo.neural.parts import networks
 
 
-def make(shape=(10, 10, 4), **settings):
+def make(shape=(10, 10, 4), precision="float32", **settings):
     spec = networks.spec_for(override(NCAPOConfig(width=32), settings), shape, 3)
+    spec = dataclasses.replace(spec, precision=precision)
     return spec, networks.init(spec, np.random.default_rng(0))
 
 
@@ -27,7 +31,7 @@ def test_the_matrix_product_is_the_convolution():
         + layer["bias"]
     )
     windows = networks.inputs(spec, x).x
-    for given in (layer, networks.ready(spec, params)["actor"]["body"]["conv"]):
+    for given in (layer, networks.prepare(spec, params)["actor"]["body"]["conv"]):
         ours = networks._convolve(spec, given, windows).reshape(expected.shape)
         np.testing.assert_allclose(ours, expected, atol=1e-5)
 
@@ -52,8 +56,8 @@ def test_shapes_and_a_first_policy_near_uniform(shape, shared, norm):
     assert features.shape == (2, 5, 32)
     np.testing.assert_allclose(jax.nn.softmax(logits), 1 / 3, atol=0.05)
     assert float(jnp.abs(q).max()) > 0.05
-    np.testing.assert_allclose(networks.outputs(spec, networks.part(params, "critic"), obs), q, atol=1e-6)
-    np.testing.assert_allclose(networks.outputs(spec, networks.part(params, "actor"), obs), logits, atol=1e-6)
+    np.testing.assert_allclose(networks.outputs(spec, networks.select(params, "critic"), obs), q, atol=1e-6)
+    np.testing.assert_allclose(networks.outputs(spec, networks.select(params, "actor"), obs), logits, atol=1e-6)
     assert ("body" in params) == shared
 
 
@@ -63,7 +67,7 @@ def test_prepared_networks_and_inputs_give_the_same(shape, precision):
     spec, params = make(shape, layer_norm=True, precision=precision)
     obs = jax.random.bernoulli(jax.random.PRNGKey(4), 0.3, (2, 5, *shape))
     plain = networks.logits_and_q(spec, params, obs)
-    prepared = networks.logits_and_q(spec, networks.ready(spec, params), networks.inputs(spec, obs))
+    prepared = networks.logits_and_q(spec, networks.prepare(spec, params), networks.inputs(spec, obs))
     jax.tree.map(np.testing.assert_array_equal, plain, prepared)
 
 

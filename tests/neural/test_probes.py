@@ -10,9 +10,10 @@ import pytest
 
 from capo import envs
 from capo.envs.probes import PROBES
-from capo.neural import networks
-from capo.neural.config import NCAPOConfig, override
-from capo.neural.loop import make_learner
+from capo.neural.algorithms.ncapo import NCAPOConfig
+from capo.neural.algorithms.registry import learner_for
+from capo.neural.algorithms.settings import override
+from capo.neural.parts import networks
 
 GAMMA = 0.9
 # Rollouts of 4 steps cross many ends of these episodes of one or two steps.
@@ -23,7 +24,7 @@ CONFIG = NCAPOConfig(
 
 
 def train(env, config=CONFIG):
-    learner = make_learner(env, config, 1)
+    learner = learner_for(env, config, 1)
     state, metrics = learner.run(learner.init([0]), config.horizon // learner.frames_per_iteration)
     return learner, learner.policy_params(state, 0), metrics
 
@@ -64,7 +65,7 @@ def test_reward_that_depends_on_both():
     _, pi = q_and_pi(learner, params, -1.0, 1.0)
     assert pi[0, 0] > 0.95
     assert pi[1, 1] > 0.95
-    returns = learner.evaluate(params, jax.random.PRNGKey(0), 200)
+    returns = learner.evaluate(jax.tree.map(lambda x: x[None], params), jax.random.PRNGKey(0)[None], 200)
     assert returns.mean() > 0.95
 
 

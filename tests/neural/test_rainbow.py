@@ -15,13 +15,13 @@ from helpers_envs import Numbered
 
 import capo
 from capo.errors import CapoError
-from capo.neural import noisy, rainbow, transitions
-from capo.neural.loop import make_learner
-from capo.neural.progress import reporter
-from capo.neural.rainbow import RainbowConfig
-from capo.neural.replay import ReplaySpec, Rollout
-from capo.neural.run import Interval
-from capo.neural.session import Session
+from capo.neural.algorithms import rainbow
+from capo.neural.algorithms.rainbow import RainbowConfig
+from capo.neural.algorithms.registry import learner_for
+from capo.neural.parts import noisy, transitions
+from capo.neural.parts.replay import ReplaySpec, Rollout
+from capo.neural.trainer import Plan, Trainer
+from capo.progress import Ticker
 
 # The projection -------------------------------------------------------------------------------------------
 
@@ -209,7 +209,7 @@ def test_noisy_layers_have_the_right_statistics() -> None:
 
 def test_noise_explores_while_training_and_is_off_in_play() -> None:
     config = RainbowConfig(n_envs=8, rollout_length=4, width=16, learning_starts=10**6, noisy_sigma=2.0)
-    learner = make_learner("probe-both", config, 1)
+    learner = learner_for("probe-both", config, 1)
     state, metrics = learner.run(learner.init([0]), 5)
     actions = np.asarray(state.replay.action[0])[:20]
     assert 0.1 < actions.mean() < 0.9  # nothing was learnt, yet both actions were taken
@@ -230,9 +230,9 @@ def test_n_step_returns_stay_within_an_episode_of_a_gymnasium_environment(given:
     else:
         env = gymnasium.vector.SyncVectorEnv([Numbered] * 4, autoreset_mode=AutoresetMode(given))
     config = RainbowConfig(n_envs=4, rollout_length=4, n_step=3, width=8, learning_starts=10**6)
-    learner = make_learner(env, config, 1)
+    learner = learner_for(env, config, 1)
     state, _ = learner.run(learner.init([0]), 30)
-    restarted = make_learner(env, config, 1)  # as after a resume: with new episodes
+    restarted = learner_for(env, config, 1)  # as after a resume: with new episodes
     state, _ = restarted.run(state, 30)
     ring = jax.tree.map(lambda leaf: leaf[0], state.replay)
     index = np.flatnonzero(ring.priority)
@@ -285,11 +285,11 @@ def test_it_learns_without_any_one_part(off: str) -> None:
         target_every=200, gamma=0.9, learning_rate=3e-3, optimiser_epsilon=1e-5, width=16, atoms=21, v_min=-2.0,
         v_max=2.0, **settings,
     )  # fmt: skip
-    learner = make_learner(Choice(), config, 1)
+    learner = learner_for(Choice(), config, 1)
     state, metrics = learner.run(learner.init([0]), config.horizon // learner.frames_per_iteration)
     params = learner.policy_params(state, 0)
-    assert learner.evaluate(params, jax.random.PRNGKey(0), 10).mean() == 1.0
-    q = np.asarray(learner.algorithm.scores(params, jnp.array([[0.0], [1.0]])))
+    assert learner.evaluate(state.params, jax.random.PRNGKey(0)[None], 10).mean() == 1.0
+    q = np.asarray(learner.algorithm.action_scores(params, jnp.array([[0.0], [1.0]])))
     np.testing.assert_allclose(q.max(axis=-1), [0.9, 1.0], atol=0.12)
     assert np.isfinite(metrics["critic_loss"]).all()
 
@@ -305,12 +305,12 @@ def test_it_learns_without_any_one_part(off: str) -> None:
     ],
 )
 def test_values_at_the_end_of_the_atoms_are_said(value: float, settings: dict[str, Any], said: bool) -> None:
-    training = capo.Rainbow("probe-constant", width=8, **settings)._ready()
-    session = Session(training, None, reporter(64, False), Interval.parse("60s"), dict)
+    agent = capo.Rainbow("probe-constant", width=8, **settings)
+    trainer = Trainer(Plan(agent.config, 1, 1), agent.learner, agent._states, Ticker())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(2):
-            session._warn_at_the_edge([{"seed": 3, "value": value}])
+            trainer._warn_of_range([{"seed": 3, "value": value}])
     assert [str(warning.message).startswith("seed 3: the mean value is ") for warning in caught] == [True] * said
 
 

@@ -7,14 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from capo.neural import replay
-from capo.neural.config import NCAPOConfig
-from capo.neural.replay import Rollout
+from capo.neural.parts import replay
+from capo.neural.parts.replay import Rollout
 
 
 def make_spec(dtype=np.bool_, shape=(3, 5), truncates=False, **settings):
-    config = NCAPOConfig(n_envs=4, rollout_length=3, replay_rollouts=10, **settings)
-    return replay.spec_for(config, shape, dtype, truncates)
+    return replay.spec_for(shape, dtype, truncates, n_envs=4, length=3, capacity=10, **settings)
 
 
 def rollouts_of(spec, iteration):
@@ -57,7 +55,7 @@ def test_samples_exactly_what_the_ring_holds(stored, expected):
 
 
 def test_clearing_forgets_older_iterations():
-    spec = make_spec(replay_clear_every=2)
+    spec = make_spec(clear_every=2)
     assert sampled_iterations(spec, fill(spec, 3), 2) == {2}
     assert sampled_iterations(spec, fill(spec, 4), 3) == {2, 3}
 

@@ -11,8 +11,8 @@ import pytest
 from helpers_shell import ENV, SET, TINY_640, bits, checkpoint_bits, metrics, start
 
 import capo
-from capo.neural import checkpoint
-from capo.neural.run import Interrupts
+from capo.runs import checkpoint
+from capo.runs.interrupts import Interrupts
 
 # A hundred log points, with a checkpoint at every fourth.
 LENGTH = ["--frames", "160000", "--log-every", "1600", "--checkpoint-every", "6400", "--eval-episodes", "4"]
@@ -38,14 +38,14 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # from outside would come too late on a busy machine.
 SIGNAL = """
 import os, threading
-from capo.neural.run import RunFolder
-log, calls = RunFolder.log, []
+from capo.runs.writer import RunWriter
+log, calls = RunWriter.log, []
 def wrapper(self, rows):
     calls.append(1)
     if len(calls) == {count}:
         threading.Timer({delay}, os.kill, (os.getpid(), {signum})).start()
     return log(self, rows)
-RunFolder.log = wrapper
+RunWriter.log = wrapper
 """
 
 
@@ -78,9 +78,9 @@ def test_killed_and_stopped_at_random_moments(uninterrupted: Path, tmp_path: Pat
 
 KILLER = """
 import os, signal
-from capo.neural import checkpoint
-from capo.neural.run import Interrupts
-def kill_at(module, name, count, target=checkpoint):
+from capo import files
+from capo.runs.interrupts import Interrupts
+def kill_at(module, name, count):
     real, calls = getattr(module, name), []
     def wrapper(*arguments, **options):
         calls.append(1)
@@ -99,7 +99,7 @@ def test_killed_while_a_checkpoint_is_written(uninterrupted: Path, tmp_path: Pat
     for number, moment in enumerate(moments):
         command = train(out) if number == 0 else ["resume", str(out)]
         before = sorted(path.name for path in (out / "checkpoints").glob("*")) if number else []
-        process = start(*command, before=f"{KILLER}\nkill_at(checkpoint.os, {moment})")
+        process = start(*command, before=f"{KILLER}\nkill_at(files.os, {moment})")
         output, _ = process.communicate(timeout=100)
         assert process.returncode == -signal.SIGKILL, output
         names = sorted(path.name for path in (out / "checkpoints").glob("*"))

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from capo.neural.retrace import UNROLL, retrace
+from capo.neural.parts.retrace import UNROLL, retrace
 
 
 def by_definition(reward, terminated, truncated, q, v_next, log_pi, log_mu, gamma, lam):
@@ -82,8 +82,10 @@ def test_nothing_leaks_across_an_episode_end():
         assert np.abs(got[0][3:] - got[1][3:]).min() > 0.1
 
 
+@pytest.mark.oracle
 def test_against_rlax():
-    rlax = pytest.importorskip("rlax")
+    import rlax
+
     rng = np.random.default_rng(3)
     length, n_actions = 12, 4
     q, pi = rng.normal(size=(length + 1, n_actions)), rng.dirichlet(np.ones(n_actions), size=length + 1)

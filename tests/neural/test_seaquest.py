@@ -23,7 +23,7 @@ from helpers_games import (
 )
 
 from capo import envs
-from capo.envs import seaquest
+from capo.envs.minatar import seaquest
 
 pgx = pytest.importorskip("pgx")
 GAME = pgx.make("minatar-seaquest")

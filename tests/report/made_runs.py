@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from capo.experiments.minatar import write_result
-from capo.report import folders
+from capo.experiments.results import write_result
+from capo.runs.records import FORMAT
 
 FRAMES = 1_000_000
 VERSIONS = {"python": "3.11.9", "capo-rl": "0.1.0", "numpy": "2.4.0", "jax": "0.10.2", "pgx": "2.6.0"}
@@ -93,7 +93,7 @@ def make_result(folder: Path, game: str, algorithm: str, top: float, **changes: 
     ]
     content = {
         "experiment": "minatar",
-        "format": folders.FORMAT,
+        "format": FORMAT,
         "game": game,
         "env": f"minatar-{game}",
         "algorithm": algorithm,

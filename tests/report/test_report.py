@@ -17,8 +17,11 @@ from made_runs import FRAMES, VERSIONS, make_gif, make_result, make_run
 
 from capo import CapoError
 from capo.cli import main
-from capo.neural.run import read_metrics
-from capo.report import curve, folders, page, paper
+from capo.neural.algorithms import registry
+from capo.report import page, paper, sources, wording
+from capo.report.run_figures import draw_training
+from capo.runs import records
+from capo.runs.reader import read_metrics
 
 
 def shown(html: str) -> dict[str, Any]:
@@ -29,8 +32,7 @@ def shown(html: str) -> dict[str, Any]:
 
 
 def make_page(*paths: Path) -> dict[str, Any]:
-    records, problems = folders.read(list(paths))
-    return shown(page.render(records, problems))
+    return shown(page.render(*sources.read(list(paths))))
 
 
 def test_the_command_writes_one_file_that_needs_no_other(
@@ -69,10 +71,8 @@ def test_the_numbers_are_those_of_the_run(tmp_path: Path) -> None:
     assert curve["frames"][0] == 20_000, "no episode had ended at the first log point"
     protocol = dict(series["protocol"])
     assert "epsilon 0.3 to 0.05" in protocol["Training curve"]
-    assert (
-        protocol["Final score"] == "100 whole episodes of each seed, actions sampled from the policy, no epsilon"
-    )
-    assert protocol["Sticky actions"].startswith("0.1")
+    assert protocol["Final score"] == "100 full episodes per seed, actions sampled from the policy, no epsilon"
+    assert "probability 0.1" in protocol["Sticky actions"]
 
 
 def test_without_an_evaluation_the_end_of_training_counts_and_is_said(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_two_presets_are_two_curves_under_the_same_names_everywhere(tmp_path: Pa
     colours = [{one["label"]: one["colour"] for one in each["series"]} for each in (breakout, seaquest)]
     assert len(set(colours[0].values())) == 3
     assert colours[0]["NCAPO (official)"] == colours[1]["NCAPO (official)"]
-    assert len(breakout["paper"]) == len(page.NAMES), "the paper's once for each algorithm"
+    assert len(breakout["paper"]) == len(registry.ROWS), "the paper's once for each algorithm"
 
 
 def test_different_environments_are_kept_apart_and_said(tmp_path: Path) -> None:
@@ -192,14 +192,14 @@ def _truncate(file: Path, keep: float) -> None:
     ("damage", "message"),
     [
         (lambda run: _truncate(run / "metrics.csv", 0.93), r"metrics.csv: line \d+ cannot be read \(cut short"),
-        (lambda run: _truncate(run / "config.json", 0.5), "config.json: is not readable JSON, perhaps cut short"),
+        (lambda run: _truncate(run / "config.json", 0.5), "config.json: not readable as JSON, perhaps cut short"),
         (lambda run: (run / "config.json").unlink(), "config.json: is missing"),
         (lambda run: (run / "config.json").write_text("[]"), "config.json: is not what capo writes there"),
         (
             lambda run: (run / "config.json").write_text("{}"),
             "config.json: was written by another version of capo",
         ),
-        (lambda run: _truncate(run / "evaluation.json", 0.5), "evaluation.json: is not readable JSON"),
+        (lambda run: _truncate(run / "evaluation.json", 0.5), "evaluation.json: not readable as JSON"),
         (
             lambda run: (run / "evaluation.json").write_text("{}"),
             "evaluation.json: was written by another version",
@@ -233,7 +233,7 @@ def test_a_run_without_curves_leaves_the_others(tmp_path: Path, text: str | None
     curves = {one["label"]: bool(one["curves"]) for one in content["environments"][0]["series"]}
     assert curves == {"NCAPO": True, "PPO": False}
     with pytest.raises(CapoError, match="has anything to draw"):
-        folders.read([tmp_path / "empty"])
+        sources.read([tmp_path / "empty"])
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_mixed_versions_are_said(tmp_path: Path) -> None:
     make_run(tmp_path / "a", seeds=(0, 1))
     make_run(tmp_path / "b", seeds=(2, 3), versions=VERSIONS | {"capo-rl": "0.2.0"})
     remarks = make_page(tmp_path)["remarks"]
-    assert any("capo-rl 0.2.0 against 0.1.0" in remark and str(tmp_path / "b") in remark for remark in remarks)
+    assert any("capo-rl 0.2.0 instead of 0.1.0" in remark and str(tmp_path / "b") in remark for remark in remarks)
 
 
 def test_an_evaluation_of_an_earlier_frame_is_not_the_final_one(tmp_path: Path) -> None:
@@ -275,7 +275,7 @@ def test_an_evaluation_of_an_earlier_frame_is_not_the_final_one(tmp_path: Path) 
     evaluation = json.loads((run / "evaluation.json").read_text())
     (run / "evaluation.json").write_text(json.dumps(evaluation | {"frames": 500}))
     content = make_page(run)
-    assert any("is of frame 500 and not of the finished run" in problem for problem in content["problems"])
+    assert any("is of frame 500, not of the finished run" in problem for problem in content["problems"])
     assert "training episodes" in content["environments"][0]["series"][0]["row"]["how"]
 
 
@@ -295,7 +295,7 @@ def test_an_evaluation_without_every_seed_is_not_the_final_one(tmp_path: Path) -
 def test_names_can_not_break_out_of_the_data(tmp_path: Path) -> None:
     nasty = "<!--<script>&lt;img src=x>"
     make_run(tmp_path / nasty, env="</script><script>alert(1)</script>")
-    html = page.render(*folders.read([tmp_path / nasty]))
+    html = page.render(*sources.read([tmp_path / nasty]))
     assert html.count("<script") == 2, "the data and the page's own"
     assert shown(html)["environments"][0]["name"] == "</script><script>alert(1)</script>"
 
@@ -342,29 +342,29 @@ def test_a_run_is_left_out_only_for_a_result_of_the_same_training(tmp_path: Path
     make_run(tmp_path / "runs" / "unlike", config={"gamma": 0.5}, frames=frames, **noisy)
     make_run(tmp_path / "runs" / "shorter", config=settings, frames=1000, **noisy)
     make_run(tmp_path / "runs" / "quiet", **same)
-    found = folders.read([tmp_path])[0]
+    found = sources.read([tmp_path])[0]
     names = sorted(record.path.name for record in found)
     assert names == ["breakout-ncapo-default.json", "quiet", "shorter", "unlike"]
 
 
-def test_evaluations_on_the_way_are_a_curve_and_the_last_one_the_score(tmp_path: Path) -> None:
+def test_evaluations_during_training_are_a_curve_and_the_last_one_the_score(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", seeds=[0, 1], rows=4, evaluated=False, eval_every=500_000, eval_episodes=7)
     header, *lines = (run / "metrics.csv").read_text().splitlines()
     scores = ["", "10", "", "20", "", "30", "", "50"]
     lines = [f"{line},{score}" for line, score in zip(lines, scores, strict=True)]
     (run / "metrics.csv").write_text("\n".join([f"{header},evaluation_return", *lines]) + "\n")
-    record = folders.read_run(run)
+    record = records.read_run(run)
     assert {seed: [list(part) for part in curve] for seed, curve in record.evaluation.items()} == {
         0: [[500_000, 1_000_000], [10, 20]],
         1: [[500_000, 1_000_000], [30, 50]],
     }
     assert record.finals == {0: 20.0, 1: 50.0}
-    assert record.final_how == "7 whole episodes of each seed, actions sampled from the policy, no epsilon"
+    assert wording.final_score(record) == "7 full episodes per seed, actions sampled from the policy, no epsilon"
     assert "evaluation" in make_page(run)["environments"][0]["series"][0]["curves"]
     rows = read_metrics(run)
-    assert curve.draw_curve(rows, tmp_path / "curve.png", "").stat().st_size > 10_000
+    assert draw_training(rows, tmp_path / "curve.png", "").stat().st_size > 10_000
     alone = [row for row in rows if row["seed"] == 0 or row["frames"] < 500_000]  # no evaluation of both seeds
-    assert curve.draw_curve(alone, tmp_path / "curve.png", "").stat().st_size > 10_000
+    assert draw_training(alone, tmp_path / "curve.png", "").stat().st_size > 10_000
 
 
 def test_runs_that_are_not_alike_are_said(tmp_path: Path) -> None:
@@ -375,14 +375,14 @@ def test_runs_that_are_not_alike_are_said(tmp_path: Path) -> None:
     assert "different lengths (frames: NCAPO 1,000,000, PPO 10,000,000, A2C 1,000,000)" in remarks
     assert "measured in different ways: 100 " in remarks
     assert "; training episodes of the last 10%" in remarks
-    assert "of different" not in "\n".join(make_page(tmp_path / "a")["remarks"])
+    assert "different lengths" not in "\n".join(make_page(tmp_path / "a")["remarks"])
 
 
 def test_a_curve_of_uniform_play_is_called_so(tmp_path: Path) -> None:
     settings = {"gamma": 0.99, "behaviour": "uniform", "epsilon_start": 0.0, "epsilon_final": 0.0}
     make_run(tmp_path / "run", algorithm="offpac", config=settings)
     protocol = dict(make_page(tmp_path / "run")["environments"][0]["series"][0]["protocol"])
-    assert "all actions are uniform, so this is not the policy that is learnt" in protocol["Training curve"]
+    assert "all actions are uniformly random, so this is not the learned policy" in protocol["Training curve"]
 
 
 def test_a_large_picture_is_left_out_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -394,7 +394,7 @@ def test_a_large_picture_is_left_out_and_said(tmp_path: Path, monkeypatch: pytes
 
 def test_the_papers_numbers_are_there() -> None:
     assert len(paper.curves()) == 20
-    assert set(paper.of_environment("minatar-breakout")) == set(page.NAMES)
+    assert set(paper.of_environment("minatar-breakout")) == set(registry.ROWS)
     assert paper.of_environment("minatar-freeway") == {}
     for (game, algorithm), (frames, returns) in paper.curves().items():
         assert (np.diff(frames) > 0).all()

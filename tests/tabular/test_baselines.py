@@ -65,7 +65,7 @@ def test_gradient_against_finite_differences():
     def objective(parameters):
         return mu @ mdp.policy_values(np.exp(log_normalise(parameters)[0]))
 
-    gradient = baselines.softmax_gradient(baselines.Evaluation(mdp, log_normalise(theta)[0]), mu)
+    gradient = baselines.softmax_gradient(baselines.PolicyValues(mdp, log_normalise(theta)[0]), mu)
     for s in range(mdp.n_states):
         for a in range(mdp.n_actions):
             step = np.zeros_like(theta)
@@ -141,7 +141,7 @@ def test_the_callback_stops_a_run():
     )
     assert seen == [0, 1, 2, 3]
     assert result.iterations == 3
-    assert result.stopped == "the callback said so"
+    assert result.stopped == "stopped by the callback"
 
 
 def plain_stochastic_npg(rewards, eta, theta, seed, iterations):

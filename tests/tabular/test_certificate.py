@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import capo
 from capo.tabular import baselines, theory
-from capo.tabular.theory import records, steps, theorems
+from capo.tabular.theory import checks, theorems
 from capo.update import StepSize, coordinate_update
 
 
@@ -43,11 +43,11 @@ def test_cyclic_chain_is_evaluated_in_full(chain):
     assert certificate.held, str(certificate)
     names = evaluated(certificate)
     for statement in (
-        records.STEP, records.ARITHMETIC, records.DIRECTION, records.VALUE, records.FINAL, records.VISITS,
-        records.CONDITION, records.GAP, records.GAP_HISTORY, records.CYCLES, theorems.THEOREM_1,
-        steps.LEMMA_1, steps.HALF, steps.SUM, steps.ADVANTAGE, steps.BY_ADVANTAGE, steps.AT_RHO,
-        steps.VISITATION, steps.DIFFERENCE, steps.GRADIENT, steps.CHANGE_UP, steps.CHANGE_DOWN, steps.RANGE_UP,
-        steps.RANGE_DOWN, steps.SHARE, steps.ONE_STEP, steps.ONE_STEP_BOUND,
+        checks.STEP, checks.ARITHMETIC, checks.DIRECTION, checks.VALUE, checks.FINAL, checks.VISITS,
+        checks.CONDITION, checks.GAP, checks.GAP_HISTORY, checks.CYCLES, theorems.THEOREM_1,
+        checks.LEMMA_1, checks.HALF, checks.SUM, checks.ADVANTAGE, checks.BY_ADVANTAGE, checks.AT_RHO,
+        checks.VISITATION, checks.DIFFERENCE, checks.GRADIENT, checks.CHANGE_UP, checks.CHANGE_DOWN,
+        checks.RANGE_UP, checks.RANGE_DOWN, checks.SHARE, checks.ONE_STEP, checks.ONE_STEP_BOUND,
         f"{theorems.CYCLIC}, improvement per cycle at s~",
     ):  # fmt: skip
         assert statement in names
@@ -57,7 +57,7 @@ def test_cyclic_chain_is_evaluated_in_full(chain):
             assert f"{theorems.CYCLIC}, rate at {where}, {form}" in names
             assert f"{theorems.CYCLIC}, partial sums at {where}, {form}" in names
     assert any("rescaled" in text for text in certificate.header)
-    assert certificate.line(steps.LEMMA_1).checks == 132 * 11
+    assert certificate.line(checks.LEMMA_1).checks == 132 * 11
     assert certificate.line(f"{theorems.CYCLIC}, rate at rho, repaired").checks == 133
 
 
@@ -66,7 +66,7 @@ def test_batch_chain_is_evaluated_in_full(batch_chain):
     assert certificate.held, str(certificate)
     names = evaluated(certificate)
     for statement in (
-        steps.LEMMA_1, steps.HALF, steps.BATCH_WEIGHTS, steps.BATCH_BOUND, theorems.THEOREM_1,
+        checks.LEMMA_1, checks.HALF, checks.BATCH_WEIGHTS, checks.BATCH_BOUND, theorems.THEOREM_1,
         f"{theorems.BATCH}, recursion at mu", f"{theorems.BATCH}, rate at mu", f"{theorems.BATCH}, rate at rho",
     ):  # fmt: skip
         assert statement in names
@@ -82,6 +82,9 @@ def test_it_prints_within_110_columns_and_goes_to_json(chain):
     assert max(map(len, text.splitlines())) <= 110
     assert "one-step lines: 50 of the 132 traced updates" in text
     assert "not applicable" in text
+    assert repr(certificate).splitlines()[0].startswith("Certificate: cyclic CAPO on chain:10,1 (11 states")
+    assert "held" in repr(certificate)
+    assert len(repr(certificate).splitlines()) == 2
     again = json.loads(json.dumps(certificate.to_dict()))
     assert again["held"] is True
     assert len(again["lines"]) == len(certificate.lines)
@@ -128,11 +131,11 @@ def test_on_policy_lines():
     )
     certificate = result.certificate(seeds=50)
     assert certificate.held, str(certificate)
-    assert steps.THETA_MAX in evaluated(certificate)
+    assert checks.THETA_MAX in evaluated(certificate)
     assert "of 50 seeds" in certificate.line(theorems.ON_POLICY).note
     assert certificate.line("Theorem 1").status == "not applicable"
     below = capo.solve(capo.mdps.bandit(), [(0, 0)] * 3, "on-policy", theta=[[-3.0, 3.0, 3.0, 0.0]])
-    assert steps.ABOVE_BETA in evaluated(below.certificate())
+    assert checks.ABOVE_BETA in evaluated(below.certificate())
 
 
 def test_on_policy_with_a_broken_condition_is_not_promised():
@@ -140,7 +143,7 @@ def test_on_policy_with_a_broken_condition_is_not_promised():
         result = capo.solve(
             capo.mdps.bandit(), "on-policy", "on-policy", iterations=50, zeta=1.0, allow_violation=True
         )
-    line = result.certificate().line(steps.THETA_MAX)
+    line = result.certificate().line(checks.THETA_MAX)
     assert line.status == "not applicable"
     assert "zeta=1" in line.note
 
@@ -176,13 +179,13 @@ def test_further_seeds_run_on_the_run_s_own_mdp():
     """Terminal states of a rescaled MDP pay the shifted reward; other seeds at mu must have it too."""
     mdp = capo.mdps.grid(4).rescale_rewards()
     result = capo.solve(mdp, "randomized", iterations=2000)
-    run = theory.run.prepare(result, None, 3, 10)
+    run = theory.certificate.prepare_run(result, None, 3, 10)
     gaps = theorems._seed_gaps(run, run.mu, 2000, [2000])
     np.testing.assert_allclose(gaps, 0, atol=1e-9)
 
 
 def test_a_run_without_a_trace_says_why(monkeypatch):
-    monkeypatch.setattr("capo.tabular.solver.TRACE_BYTES", 0)
+    monkeypatch.setattr("capo.tabular.engine.TRACE_BYTES", 0)
     notes = [line.note for line in capo.solve(capo.mdps.chain(4), "batch", iterations=3).certificate().lines]
     assert any("too many pairs" in note for note in notes)
     assert not any("no update" in note for note in notes)
@@ -192,7 +195,7 @@ def test_fixed_step_lines_on_a_cyclic_run():
     mdp = capo.mdps.random(4, 3, gamma=0.8, seed=2)
     certificate = capo.solve(mdp, "cyclic", "fixed", iterations=120, eta=0.5).certificate()
     assert certificate.held, str(certificate)
-    for statement in (steps.FIXED, f"{steps.FIXED_CYCLE}, printed", f"{steps.FIXED_CYCLE}, repaired"):
+    for statement in (checks.FIXED, f"{checks.FIXED_CYCLE}, printed", f"{checks.FIXED_CYCLE}, repaired"):
         assert statement in evaluated(certificate)
     assert "not >= log 1/pi" in certificate.line(theorems.CYCLIC).note
 
@@ -235,7 +238,7 @@ def test_a_run_longer_than_its_trace_uses_its_history():
 
 
 def test_pairs_never_visited_are_said():
-    line = capo.solve(capo.mdps.random(4, 3), "behaviour", iterations=3).certificate().line(records.CONDITION)
+    line = capo.solve(capo.mdps.random(4, 3), "behaviour", iterations=3).certificate().line(checks.CONDITION)
     assert line.status == "not applicable"
     assert "never visited" in line.note
 
@@ -255,7 +258,7 @@ def test_a_large_sparse_run_whose_critic_goes_only_as_far_as_the_signs_need():
     certificate = result.certificate()
     assert result.mdp.n_states > 5000
     assert certificate.held, str(certificate)
-    assert steps.BATCH_BOUND in evaluated(certificate)
+    assert checks.BATCH_BOUND in evaluated(certificate)
 
 
 def test_baselines_get_the_lines_that_apply():
@@ -263,6 +266,8 @@ def test_baselines_get_the_lines_that_apply():
     npg = baselines.natural_policy_gradient(mdp, iterations=30).certificate()
     assert npg.held
     assert npg.line(theorems.NPG).status == "held"
+    exact = baselines.natural_policy_gradient(mdp, eta=0.123456789, iterations=30)
+    assert exact.baseline.eta == 0.123456789  # what the rate uses; the display rounds it
     scaled = baselines.natural_policy_gradient(capo.mdps.chain(5), eta=0.01, iterations=30).certificate()
     assert scaled.line(theorems.NPG).status == "held"
     pg = baselines.policy_gradient(mdp, iterations=60).certificate()
@@ -272,7 +277,7 @@ def test_baselines_get_the_lines_that_apply():
     assert "tuned" in tuned.line(theorems.PG).note
     elsewhere = baselines.policy_gradient(mdp, iterations=20, mu=[0.7, 0.1, 0.1, 0.1])
     assert elsewhere.certificate().line(theorems.PG).status == "held"
-    assert "other values" in elsewhere.certificate(mu=np.full(4, 0.25)).line(theorems.PG).note
+    assert "different values" in elsewhere.certificate(mu=np.full(4, 0.25)).line(theorems.PG).note
     biased = baselines.natural_policy_gradient(mdp, iterations=5, init=np.full((4, 3), [0.2, 0.3, 0.5]))
     assert "uniform" in biased.certificate().line(theorems.NPG).note
     for result in (baselines.policy_iteration(mdp), baselines.value_iteration(mdp)):
@@ -283,13 +288,13 @@ def test_a_baseline_that_claims_too_much_fails():
     result = baselines.natural_policy_gradient(capo.mdps.random(4, 3, gamma=0.5), iterations=30)
     result.history["value"][-1] = result.history["value"][0] - 5
     names = failed(result)
-    assert {theorems.NPG, records.MONOTONE_HISTORY, records.GAP_HISTORY} <= names
+    assert {theorems.NPG, checks.MONOTONE_HISTORY, checks.GAP_HISTORY} <= names
     result = baselines.policy_iteration(capo.mdps.random(4, 3, gamma=0.5))
-    assert failed(dataclasses.replace(result, values=result.values + 1e-6)) == {records.FINAL}
+    assert failed(dataclasses.replace(result, values=result.values + 1e-6)) == {checks.FINAL}
     worst = np.where(np.eye(3)[result.q.argmin(axis=1)] > 0, 0.0, -1e299)
     values = result.mdp.policy_values(np.exp(worst))
     names = failed(dataclasses.replace(result, log_policy=worst, values=values))
-    assert names == {records.GAP}
+    assert names == {checks.GAP}
 
 
 # --- a certificate can fail: one record of a good run corrupted ------------------------------------------------
@@ -312,54 +317,54 @@ def moving(result, sign=None):
 
 def test_a_wrong_sign_in_the_books_fails_the_direction(chain):
     names = failed(corrupted(chain, sign=(moving(chain), lambda s: -s)))
-    assert records.DIRECTION in names
-    assert records.ARITHMETIC in names  # the new row is not what that sign gives
-    assert records.STEP not in names
-    assert records.VALUE not in names
+    assert checks.DIRECTION in names
+    assert checks.ARITHMETIC in names  # the new row is not what that sign gives
+    assert checks.STEP not in names
+    assert checks.VALUE not in names
 
 
 def test_a_sign_counted_as_zero_fails_the_direction(chain):
     names = failed(corrupted(chain, sign=(moving(chain), lambda s: 0 * s)))
-    assert records.DIRECTION in names
+    assert checks.DIRECTION in names
 
 
 def test_a_halved_alpha_in_the_books_fails_the_step_size(chain):
     t = moving(chain)
     names = failed(corrupted(chain, alpha=(t, lambda a: a / 2)))
-    assert names == {records.STEP, records.ARITHMETIC}
+    assert names == {checks.STEP, checks.ARITHMETIC}
 
 
 def test_a_decreased_recorded_value_fails(chain):
     t = moving(chain)
     names = failed(corrupted(chain, value=(t, lambda v: v - 1e-6)))
-    assert names == {records.VALUE}
+    assert names == {checks.VALUE}
 
 
 def test_a_decreased_history_fails(chain):
     copied = dataclasses.replace(chain, history=copy.deepcopy(chain.history))
     copied.history["value"][3] = copied.history["value"][2] - 1e-3
     names = failed(copied)
-    assert {records.MONOTONE_HISTORY, records.VALUE} <= names
-    assert steps.LEMMA_1 not in names
+    assert {checks.MONOTONE_HISTORY, checks.VALUE} <= names
+    assert checks.LEMMA_1 not in names
 
 
 def test_a_tampered_policy_row_fails_the_arithmetic(chain):
     names = failed(corrupted(chain, row=(moving(chain, 1), lambda _: np.log([0.5, 0.5]))))
-    assert records.ARITHMETIC in names
-    assert {steps.CHANGE_UP, records.VALUE} <= names
-    assert records.ARITHMETIC in failed(corrupted(chain, row=(131, lambda row: row + 1e-9)))
+    assert checks.ARITHMETIC in names
+    assert {checks.CHANGE_UP, checks.VALUE} <= names
+    assert checks.ARITHMETIC in failed(corrupted(chain, row=(131, lambda row: row + 1e-9)))
 
 
 def test_a_tampered_final_policy_fails(chain):
-    assert failed(dataclasses.replace(chain, log_policy=chain.trace.first)) >= {records.FINAL, records.GAP}
+    assert failed(dataclasses.replace(chain, log_policy=chain.trace.first)) >= {checks.FINAL, checks.GAP}
     moved = chain.log_policy.copy()
     moved[3] = np.log([0.25, 0.75])
-    assert records.FINAL in failed(dataclasses.replace(chain, log_policy=moved))
+    assert checks.FINAL in failed(dataclasses.replace(chain, log_policy=moved))
 
 
 def test_too_many_iterations_claimed_fail_the_counts(chain, batch_chain):
-    assert failed(dataclasses.replace(chain, iterations=1000)) == {records.VISITS}
-    assert failed(dataclasses.replace(batch_chain, iterations=9)) == {records.VISITS}
+    assert failed(dataclasses.replace(chain, iterations=1000)) == {checks.VISITS}
+    assert failed(dataclasses.replace(batch_chain, iterations=9)) == {checks.VISITS}
 
 
 def test_a_cycle_that_leaves_a_pair_out_fails():
@@ -368,12 +373,12 @@ def test_a_cycle_that_leaves_a_pair_out_fails():
     pairs[7] = (0, 0)
     result = capo.solve(mdp, pairs)
     claimed = dataclasses.replace(result, rule=capo.tabular.coordinates.Cyclic(), cycle_length=6)
-    assert failed(claimed) == {records.CYCLES}
+    assert failed(claimed) == {checks.CYCLES}
 
 
 def test_a_gap_bound_that_is_too_small_fails():
     early = capo.solve(capo.mdps.chain(10), iterations=30)
-    assert failed(dataclasses.replace(early, gap_bound=early.gap_bound / 1e6)) == {records.GAP}
+    assert failed(dataclasses.replace(early, gap_bound=early.gap_bound / 1e6)) == {checks.GAP}
 
 
 def test_a_batch_policy_tampered_with_fails(batch_chain):
@@ -383,9 +388,9 @@ def test_a_batch_policy_tampered_with_fails(batch_chain):
         return changed
 
     names = failed(corrupted(batch_chain, log_policies=(2, spoil)))
-    assert {records.ARITHMETIC, steps.BATCH_WEIGHTS} <= names
+    assert {checks.ARITHMETIC, checks.BATCH_WEIGHTS} <= names
     names = failed(corrupted(batch_chain, sign=((1, 3, 2), lambda s: -s)))
-    assert {records.DIRECTION, records.ARITHMETIC, steps.BATCH_WEIGHTS} <= names
+    assert {checks.DIRECTION, checks.ARITHMETIC, checks.BATCH_WEIGHTS} <= names
 
 
 def test_a_row_that_moves_an_action_nobody_picked_fails_the_shares():
@@ -396,27 +401,27 @@ def test_a_row_that_moves_an_action_nobody_picked_fails_the_shares():
         return np.log(weights / weights.sum())
 
     names = failed(corrupted(result, row=(0, shift)))
-    assert {records.ARITHMETIC, steps.SHARE} <= names
+    assert {checks.ARITHMETIC, checks.SHARE} <= names
 
 
 def test_corrupted_on_policy_steps_fail_their_lemmas():
     options = {"theta": [[-3.0, 3.0, 3.0, 0.0]]}
     picked = capo.solve(capo.mdps.bandit(), [(0, 0)] * 3, "on-policy", **options)
     names = failed(corrupted(picked, row=(0, lambda _: picked.trace.first[0])))
-    assert {steps.ABOVE_BETA, records.ARITHMETIC} <= names
+    assert {checks.ABOVE_BETA, checks.ARITHMETIC} <= names
     names = failed(corrupted(picked, alpha=(1, lambda a: a + 3.0)))
-    assert {steps.THETA_MAX, records.STEP, records.ARITHMETIC} <= names
+    assert {checks.THETA_MAX, checks.STEP, checks.ARITHMETIC} <= names
 
 
 def test_a_claim_of_convergence_that_is_not_so_fails_theorem_1():
     early = capo.solve(capo.mdps.chain(10), iterations=30)
     claimed = dataclasses.replace(early, gap_bound=1e-9, converged=True)
-    assert failed(claimed) == {records.GAP, theorems.THEOREM_1}
+    assert failed(claimed) == {checks.GAP, theorems.THEOREM_1}
 
 
 def test_nan_fails(chain):
     names = failed(corrupted(chain, value=(5, lambda _: np.nan)))
-    assert records.VALUE in names
+    assert checks.VALUE in names
 
 
 # --- a certificate can fail: a corrupted algorithm whose books are right ---------------------------------------
@@ -457,23 +462,23 @@ def test_the_plain_algorithm_itself_holds():
 def test_an_update_with_the_wrong_sign_fails_lemma_1():
     mdp = capo.mdps.random(4, 3, gamma=0.8, seed=1)
     names = failed(run_by_hand(mdp, StepSize(), flip={4}))
-    assert {records.DIRECTION, steps.LEMMA_1} <= names
-    assert not names & {records.STEP, records.ARITHMETIC, records.VALUE, records.FINAL, steps.DIFFERENCE}
+    assert {checks.DIRECTION, checks.LEMMA_1} <= names
+    assert not names & {checks.STEP, checks.ARITHMETIC, checks.VALUE, checks.FINAL, checks.DIFFERENCE}
 
 
 def test_an_algorithm_with_half_the_step_fails_the_weight_lemmas():
     mdp = capo.mdps.random(4, 3, gamma=0.8, seed=1)
     names = failed(run_by_hand(mdp, StepSize(), shrink=0.5))
-    assert {records.STEP, steps.CHANGE_UP, steps.CHANGE_DOWN, steps.RANGE_UP, steps.RANGE_DOWN} <= names
-    assert not names & {records.DIRECTION, records.ARITHMETIC, steps.LEMMA_1, records.VALUE, steps.ONE_STEP}
+    assert {checks.STEP, checks.CHANGE_UP, checks.CHANGE_DOWN, checks.RANGE_UP, checks.RANGE_DOWN} <= names
+    assert not names & {checks.DIRECTION, checks.ARITHMETIC, checks.LEMMA_1, checks.VALUE, checks.ONE_STEP}
 
 
 def test_an_algorithm_that_hardly_moves_fails_the_bounds_it_would_have_to_keep():
     mdp = capo.mdps.random(3, 2, gamma=0.1, seed=4)
     names = failed(run_by_hand(mdp, StepSize(), shrink=1e-9))
-    assert {steps.ONE_STEP_BOUND, f"{theorems.CYCLIC}, improvement per cycle at s~"} <= names
+    assert {checks.ONE_STEP_BOUND, f"{theorems.CYCLIC}, improvement per cycle at s~"} <= names
     assert {f"{theorems.CYCLIC}, recursion at mu, {form}" for form in ("printed", "repaired")} <= names
-    assert steps.LEMMA_1 not in names
+    assert checks.LEMMA_1 not in names
 
 
 def test_a_fixed_step_run_with_another_step_fails_its_formula():
@@ -481,9 +486,9 @@ def test_a_fixed_step_run_with_another_step_fails_its_formula():
     good = run_by_hand(mdp, StepSize("fixed", eta=0.5))
     assert failed(good) == set()
     names = failed(dataclasses.replace(good, stepsize=StepSize("fixed", eta=0.6)))
-    assert records.STEP in names
+    assert checks.STEP in names
     spoiled = corrupted(good, alpha=(0, lambda a: 2 * a))
-    assert {steps.FIXED, records.STEP, records.ARITHMETIC} <= failed(spoiled)
+    assert {checks.FIXED, checks.STEP, checks.ARITHMETIC} <= failed(spoiled)
 
 
 @pytest.mark.parametrize("rule", ["cyclic", "batch"])
@@ -491,13 +496,13 @@ def test_too_small_a_bound_fails_the_rate_line(monkeypatch, rule):
     result = capo.solve(capo.mdps.random(3, 2, gamma=0.5), rule=rule, iterations=12)
     assert failed(result) == set()
     name = f"{rule}_rate"
-    real = getattr(theorems, name)
+    real = getattr(theory.rates, name)
 
     def boastful(*arguments, **options):
         rate = real(*arguments, **options)
         return dataclasses.replace(rate, c_mu=1e6 * rate.c_mu, sum_c=1e12 * rate.sum_c)
 
-    monkeypatch.setattr(theorems, name, boastful)
+    monkeypatch.setattr(theory.rates, name, boastful)
     theorem = {"cyclic": theorems.CYCLIC, "batch": theorems.BATCH}[rule]
     names = failed(result)
     assert names
@@ -508,32 +513,32 @@ def test_too_small_a_bound_fails_the_rate_line(monkeypatch, rule):
 
 def test_too_small_a_bound_fails_the_randomized_rate(monkeypatch):
     result = capo.solve(capo.mdps.random(3, 2, gamma=0.5), "randomized", iterations=12)
-    real = theorems.randomized_rate
+    real = theory.rates.randomized_rate
 
     def boastful(*arguments, **options):
         rate = real(*arguments, **options)
         return dataclasses.replace(rate, c_mu=1e6 * rate.c_mu, sum_c=1e12 * rate.sum_c)
 
-    monkeypatch.setattr(theorems, "randomized_rate", boastful)
+    monkeypatch.setattr(theory.rates, "randomized_rate", boastful)
     names = failed(result)
     for what in ("expected step", "rate at mu", "rate at rho", "partial sums at mu", "partial sums at rho"):
         assert any(what in statement for statement in names), what
 
 
 LEMMAS = {
-    "advantage_sum": steps.SUM,
-    "advantage_bound": steps.ADVANTAGE,
-    "gap_by_advantage": steps.BY_ADVANTAGE,
-    "gap_at_rho": steps.AT_RHO,
-    "visitation_bound": steps.VISITATION,
-    "performance_difference": steps.DIFFERENCE,
-    "policy_gradient_along": steps.GRADIENT,
-    "improvement": steps.LEMMA_1,
-    "half_bound": steps.HALF,
-    "weight_distribution": steps.SHARE,
-    "one_step_improvement": steps.ONE_STEP,
-    "one_step_bound": steps.ONE_STEP_BOUND,
-    "batch_bound": steps.BATCH_BOUND,
+    "advantage_sum": checks.SUM,
+    "advantage_bound": checks.ADVANTAGE,
+    "gap_by_advantage": checks.BY_ADVANTAGE,
+    "gap_at_rho": checks.AT_RHO,
+    "visitation_bound": checks.VISITATION,
+    "performance_difference": checks.DIFFERENCE,
+    "policy_gradient_along": checks.GRADIENT,
+    "improvement": checks.LEMMA_1,
+    "half_bound": checks.HALF,
+    "weight_distribution": checks.SHARE,
+    "one_step_improvement": checks.ONE_STEP,
+    "one_step_bound": checks.ONE_STEP_BOUND,
+    "batch_bound": checks.BATCH_BOUND,
 }
 
 
@@ -629,4 +634,4 @@ def test_a_flipped_sign_never_passes(mdp, rule, seed):
     if moved.size == 0:
         return
     spoiled = corrupted(result, sign=(int(moved[0]), lambda s: -s))
-    assert {records.DIRECTION, records.ARITHMETIC} <= failed(spoiled)
+    assert {checks.DIRECTION, checks.ARITHMETIC} <= failed(spoiled)

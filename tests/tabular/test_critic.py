@@ -211,14 +211,14 @@ def test_blas_has_its_threads_back_when_the_last_is_through():
 def test_solve_many_leaves_blas_as_it_was():
     code = """
 import capo
-from capo.tabular import solver
+from capo.tabular import engine
 from threadpoolctl import threadpool_info, threadpool_limits
 threadpool_limits(3, user_api="blas")
-inside, real = set(), solver.DenseCritic
-def critic(*given):
-    inside.add(solver.single_threaded_blas._inside > 0)  # before the critic itself enters
+inside, real = set(), engine.CoordinateRunner
+def runner(*given):
+    inside.add(engine.single_threaded_blas._inside > 0)  # before its critic enters
     return real(*given)
-solver.DenseCritic = critic
+engine.CoordinateRunner = runner
 capo.solve_many(capo.mdps.chain(200), 12, "randomized", iterations=5, record=[5], threads=4)
 print(inside, {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"})
 """

@@ -142,7 +142,7 @@ def test_files_are_parsed_and_gamma_can_be_changed(tmp_path):
         ("chain:ten", "must be numbers"),
         ("chain:10,9,1,3", "at most 3 numbers"),
         ("chain:1", "n=1 must be an integer of at least 2"),
-        ("chain:1e10", "does not fit into memory"),
+        ("chain:1e10", "does not fit in memory"),
         ("chain:" + 400 * "9", "must be finite"),
         ("bandit:1," + 5000 * "9", "must be finite"),
         ("grid:5,diagonal", "unknown wall"),

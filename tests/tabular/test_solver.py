@@ -7,7 +7,7 @@ import pytest
 
 import capo
 from capo import CapoError, CapoWarning, StepSize, mdps
-from capo.tabular.solver import record_points
+from capo.tabular.record import record_points
 
 
 def best_values(mdp):
@@ -106,7 +106,7 @@ def test_starting_points():
     assert (one.policy != capo.solve(mdp, iterations=10).policy).any()
     with pytest.raises(CapoError, match="not both"):
         capo.solve(mdp, theta=theta, init=policy)
-    with pytest.raises(CapoError, match="parameters go into theta"):
+    with pytest.raises(CapoError, match="pass softmax parameters as theta"):
         capo.solve(mdp, init=theta)
     with pytest.raises(CapoError, match="theta of shape"):
         capo.solve(mdp, theta=theta.T)
@@ -181,13 +181,13 @@ def test_a_whole_batch_size_may_be_a_float():
 
 
 def test_solve_many_refuses_what_has_no_seeds():
-    with pytest.raises(CapoError, match="random numbers of its own"):
+    with pytest.raises(CapoError, match="has no random numbers"):
         capo.solve_many(mdps.chain(4), 3, rule="batch", iterations=3)
     with pytest.raises(CapoError, match="at least one"):
         capo.solve_many(mdps.chain(4), [], iterations=3)
     with pytest.raises(CapoError, match=r"pair \(9, 0\) is outside"):
         capo.solve_many(mdps.chain(4), 2, iterations=3, track=(9, 0))
-    with pytest.raises(CapoError, match="points must lie"):
+    with pytest.raises(CapoError, match="record must list"):
         capo.solve_many(mdps.chain(4), 2, iterations=3, record=[5])
 
 
@@ -199,7 +199,7 @@ def test_the_history_and_the_callback_see_the_same():
     np.testing.assert_array_equal(result.history["value"], [snapshot.value for snapshot in seen])
     assert set(result.history) == {"iteration", "value", "gap_bound", "seconds"}
     stopped = capo.solve(mdps.chain(10), iterations=100, record_every=30, callback=lambda s: s.iteration < 60)
-    assert (stopped.iterations, stopped.stopped) == (60, "the callback said so")
+    assert (stopped.iterations, stopped.stopped) == (60, "stopped by the callback")
 
 
 def test_the_bound_covers_what_a_walk_can_meet():
@@ -207,7 +207,7 @@ def test_the_bound_covers_what_a_walk_can_meet():
     late = capo.solve(mdp, rule="behaviour", restart=np.eye(11)[6], tol=1e-7)
     assert late.converged
     assert late.covered.nonzero()[0].tolist() == [0, 6, 7, 8, 9, 10]
-    assert "6 of 11 states (reachable)" in str(late)
+    assert "the 6 reachable states of 11" in str(late)
     assert "never visited" in str(late)
     gap = best_values(mdp) - late.values
     assert gap[late.covered].max() <= late.gap_bound + 1e-10
@@ -222,9 +222,20 @@ def test_the_result_prints_its_essentials():
         "every state",
         "92.27446944",
         "6 cycles",
-        "visits      6 to 6 a pair",
+        "visits      6 to 6 per pair",
     ):
         assert words in text
+
+
+def test_the_repr_is_one_short_line():
+    result = capo.solve(mdps.chain(10))
+    text = repr(result)
+    assert text.startswith("<Result: cyclic CAPO on chain:10,1: value 92.2745, V* - V <= ")
+    assert text.endswith(" after 132 iterations>")
+    assert "\n" not in text
+    assert repr(capo.MDP(np.ones((1, 2, 1)), [[0.0, 1.0]], 0.5)) == "MDP(1 state, 2 actions, gamma 0.5, dense)"
+    uniform = capo.theory.evaluate(mdps.bandit([1.0, 0.0]), [[0.5, 0.5]])
+    assert repr(uniform) == "<PolicyValues on bandit:1,0: value 1>"
 
 
 def test_results_are_saved(tmp_path):
@@ -250,10 +261,10 @@ def test_results_are_saved(tmp_path):
         ({"stepsize": "log", "multiple": 0.5}, "multiple=0.5 < 1.*allow_violation"),
         ({"stepsize": "on-policy", "beta": 0.5}, r"beta=0.5 > 1/\(\|A\|\+1\) = 0.333"),
         ({"stepsize": "on-policy", "zeta": 1.0}, r"zeta=1 > 1/\|A\| = 0.5"),
-        ({"stepsize": StepSize("fixed"), "eta": 2.0}, "is a StepSize already"),
+        ({"stepsize": StepSize("fixed"), "eta": 2.0}, "is already a StepSize"),
         ({"iterations": 0}, "iterations=0"),
         ({"iterations": 2.5}, "iterations=2.5"),
-        ({"cycles": 2, "iterations": 3}, "without iterations"),
+        ({"cycles": 2, "iterations": 3}, "not both"),
         ({"tol": -1.0}, "tol=-1.0 must be positive"),
         ({"sign_tol": 0.0}, "sign_tol=0.0"),
         ({"mu": [1.0]}, r"mu: shape \(1,\)"),
@@ -285,7 +296,7 @@ def test_frozen_lake_agrees_with_policy_iteration():
 def test_a_run_that_leaves_the_range_of_floats_is_no_solution():
     with pytest.raises(CapoError, match="too large"):
         capo.MDP(np.full((2, 2, 2), 0.5), [[1e308, 0], [0, 1e308]], 0.99)
-    with pytest.raises(CapoError, match="eta=1e\\+308 must lie in"):
+    with pytest.raises(CapoError, match="eta=1e\\+308 must be between"):
         capo.baselines.natural_policy_gradient(mdps.bandit(), eta=1e308)
     with pytest.raises(CapoError, match="no longer finite"):
         capo.tabular.critic.greatest_advantage(np.array([[0.0, np.nan]]))
@@ -308,7 +319,7 @@ def test_a_default_that_cannot_be_had_is_raised_with_a_warning():
 
 def test_callbacks_may_answer_with_numpy_booleans():
     stopped = capo.solve(mdps.chain(10), callback=lambda s: s.log_policy.max() > 1)
-    assert stopped.stopped == "the callback said so"
+    assert stopped.stopped == "stopped by the callback"
 
 
 def test_an_iterable_that_ends_at_a_record_point_is_recorded_once():
@@ -327,8 +338,8 @@ def test_an_iterable_that_ends_at_a_record_point_is_recorded_once():
         (lambda m: capo.solve(m, tol="1e-3"), "tol='1e-3'"),
         (lambda m: capo.solve(m, theta="x"), "theta='x'"),
         (lambda m: capo.solve(m, callback=3), "must be callable"),
-        (lambda m: capo.solve(m, critic="signs"), "is for rule='batch'"),
-        (lambda m: capo.solve(m, rule="behaviour", epsilon=0.3), "belongs to behaviour='epsilon-greedy'"),
+        (lambda m: capo.solve(m, critic="signs"), "applies to rule='batch' only"),
+        (lambda m: capo.solve(m, rule="behaviour", epsilon=0.3), "applies to behaviour='epsilon-greedy' only"),
         (lambda m: capo.solve(m, rule="cyclic", behaviour="epsilon-greedy"), "does not take behaviour"),
         (
             lambda m: capo.solve(m, rule="randomized", d_gen=np.full((2, 11), 1 / 22)),

@@ -12,7 +12,6 @@ import pytest
 import capo
 from capo.tabular import baselines, theory
 from capo.tabular.theory import evaluate
-from capo.tabular.theory.run import policies
 from capo.update import StepSize, coordinate_update
 
 ROUNDING = 1e-11  # values of these MDPs are at most 10 and gamma at most 0.9: rounding is below 1e-13
@@ -25,7 +24,7 @@ def random_mdp(seed: int, n_states: int = 4, n_actions: int = 3, gamma: float = 
     return capo.MDP(transition, rng.random((n_states, n_actions)), gamma, start)
 
 
-def random_policy(mdp: capo.MDP, seed: int, spread: float = 2.0) -> theory.Evaluated:
+def random_policy(mdp: capo.MDP, seed: int, spread: float = 2.0) -> theory.PolicyValues:
     theta = spread * np.random.default_rng(seed).standard_normal((mdp.n_states, mdp.n_actions))
     return evaluate(mdp, theta=theta)
 
@@ -380,7 +379,7 @@ def test_improvement_of_a_cycle_at_the_state_of_the_greatest_advantage():
     result = capo.solve(
         mdp, iterations=12, order="permuted", theta=3 * np.random.default_rng(0).standard_normal((4, 3))
     )
-    before, after = (evaluate(mdp, log_policy=row) for _, row in policies(result.trace, [0, 12]))
+    before, after = (evaluate(mdp, log_policy=row) for _, row in result.trace.policies([0, 12]))
     assert theory.cycle_improvement(before, after.values, length=12).holds(ROUNDING)
     assert not theory.cycle_improvement(before, before.values, length=12).holds(ROUNDING)
 
@@ -527,7 +526,7 @@ def test_stuck_probability_is_bounded_below(eta):
 
 def test_the_table_in_the_docs_names_what_exists():
     root = Path(__file__).parents[2]
-    text = (root / "docs" / "theory.md").read_text()
+    text = (root / "docs" / "explanation" / "theory.md").read_text()
     table = [line for line in text.splitlines() if line.startswith("|") and "`test_" in line]
     assert len(table) > 25
     tests = "".join(
@@ -538,5 +537,5 @@ def test_the_table_in_the_docs_names_what_exists():
         for word in re.findall(r"`(\w+)`", line):
             assert f"def {word}(" in tests if word.startswith("test_") else hasattr(theory, word), word
             named.add(word)
-    not_statements = {"Certificate", "Evaluated", "Line", "Rate", "Sides", "optimal", "value_rounding"}
+    not_statements = {"Certificate", "Line", "PolicyValues", "Rate", "Sides", "optimal", "value_rounding"}
     assert set(theory.__all__) <= named | not_statements

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from capo.commands.common import formatter
+from capo.commands.common import Subparsers, add_command
 from capo.errors import CapoError
 
 EXAMPLES = """examples:
@@ -15,37 +15,34 @@ EXAMPLES = """examples:
   capo report runs                                      every run in a folder
   capo report results/minatar                           what `capo reproduce minatar` wrote
 
-The page opens from the disk, needs no network and can be sent as one file. Runs of the same algorithm and settings
-are one curve over all their seeds; runs of different environments are told apart by a chooser. A GIF in a run's
-folder (`capo watch DIR --out DIR/play.gif`) is shown too. What is missing or damaged is said, and the rest drawn.
+The page is one file: it opens without a network and is easy to send. Runs with the same algorithm and settings
+become one curve over all their seeds; with several environments, the page lets you choose one. A GIF in a run's
+folder (`capo watch DIR --out DIR/play.gif`) is shown too. Missing or damaged files are listed, and the rest drawn.
 """
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the command."""
-    parser = subparsers.add_parser(
+def add_parser(subparsers: Subparsers) -> None:
+    option = add_command(
+        subparsers,
         "report",
-        help="see runs on one page: curves, intervals, settings",
-        description="Make one HTML page from the folders of runs: curves, final table with intervals, settings.",
+        run,
+        help="compare runs on one page: curves, intervals, settings",
+        description="Make one HTML page from the folders of runs: curves, final scores with intervals, settings.",
         epilog=EXAMPLES,
-        formatter_class=formatter,
-    )
-    parser.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="folders of runs, or of results")
-    parser.add_argument(
-        "--out", type=Path, default=Path("report.html"), metavar="HTML", help="the page (default: report.html)"
-    )
-    parser.set_defaults(run=run)
+    ).add_argument
+    option("folders", nargs="+", type=Path, metavar="DIR", help="folders of runs, or of results")
+    option("--out", type=Path, default=Path("report.html"), metavar="HTML", help="the page (default: report.html)")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Read, compute, write, say where."""
+    """Write the page and print where it is."""
     from capo.report.page import write_page
 
     out: Path = arguments.out
     if out.is_dir():
         raise CapoError(f"--out {out}: is a folder; give a file such as {out / 'report.html'}")
     if not out.absolute().parent.is_dir():
-        raise CapoError(f"--out {out}: there is no folder {out.parent}")
+        raise CapoError(f"--out {out}: there is no folder {out.parent}; create it first")
     path, problems = write_page(arguments.folders, out)
     for problem in problems:
         print(f"capo: {problem}", file=sys.stderr)

@@ -1,68 +1,94 @@
-"""``capo resume``: go on with a run that was stopped or killed, as if it never had been."""
+"""``capo resume``: continue a run that was stopped or killed."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from capo.commands.common import finish, formatter, positive_integer
+from capo.commands.common import Subparsers, add_command, finish, positive_integer
 from capo.errors import CapoError
+from capo.provenance import provenance
+
+if TYPE_CHECKING:
+    from capo.neural.agent import Agent
 
 EXAMPLES = """examples:
   capo resume runs/minatar-breakout-ncapo-1
-  capo resume runs/breakout --use-previous      the newest checkpoint is damaged: go back one
-  capo resume runs/breakout --frames 3e6        a longer run than was planned, finished or not
+  capo resume runs/breakout --use-previous      if the newest checkpoint is damaged
+  capo resume runs/breakout --frames 3e6        train longer than planned, even after the end
 
-On jitted environments the run ends bit for bit as if it had not been stopped. On Gymnasium environments the
-episodes that were under way are lost: they can't be saved, and new ones are started.
+On jitted environments (MinAtar) the result is bit for bit that of a run that was never stopped. The state of a
+Gymnasium environment cannot be saved: unfinished episodes are lost, and new ones are started.
 """
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the command."""
-    parser = subparsers.add_parser(
+def add_parser(subparsers: Subparsers) -> None:
+    option = add_command(
+        subparsers,
         "resume",
-        help="go on with a run",
-        description="Go on with a run that was stopped or killed, as if it never had been.",
+        run,
+        help="continue a run",
+        description="Continue a run that was stopped or killed, as if nothing had happened.",
         epilog=EXAMPLES,
-        formatter_class=formatter,
-    )
-    parser.add_argument("run_folder", metavar="DIR", type=Path, help="the folder of a run")
-    parser.add_argument(
-        "--use-previous",
-        action="store_true",
-        help="if the newest checkpoint is damaged, go back to one that is not",
-    )
-    parser.add_argument(
-        "--frames",
-        type=positive_integer,
-        metavar="N",
-        help="go on to so many frames in all, with the schedules spread over them (default: the run's own)",
-    )
-    parser.set_defaults(run=run)
+    ).add_argument
+    option("run_folder", metavar="DIR", type=Path, help="the run's folder")
+    older = "if the newest checkpoint is damaged, resume from the newest intact one"
+    option("--use-previous", action="store_true", help=older)
+    longer = "train to N frames in total, with the schedules spread over them (default: the run's own number)"
+    option("--frames", type=positive_integer, metavar="N", help=longer)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Load the newest checkpoint and finish what is left of the run."""
-    from capo.neural.agent import algorithm
-    from capo.neural.run import read_config
+    from capo.neural.algorithms.registry import find
+    from capo.runs.reader import read_config
 
     config = read_config(arguments.run_folder)
-    agent = algorithm(str(config["algorithm"])).resume(arguments.run_folder, use_previous=arguments.use_previous)
+    kind = find(str(config["algorithm"])).agent
+    agent = kind.resume(arguments.run_folder, use_previous=arguments.use_previous)
     left, total = agent.frames_left, agent.frames + agent.frames_left
     wanted = total if arguments.frames is None else agent.whole_iterations(arguments.frames)
     if wanted != total:
         if wanted <= agent.frames:
-            raise CapoError(f"--frames {wanted:,}: the run has {agent.frames:,} frames behind it already")
+            raise CapoError(
+                f"--frames {wanted:,} must be more than the {agent.frames:,} frames the run already has"
+            )
         if agent.uneven:
             raise CapoError(
-                f"its seeds are at different frames: first finish it, capo resume {arguments.run_folder}"
+                f"the seeds are at different frames: first finish the run with capo resume {arguments.run_folder}"
             )
         left, total = wanted - agent.frames, wanted
-    more = f"; capo resume {arguments.run_folder} --frames N makes it longer"
-    where = f"going on at frame {agent.frames:,} of {total:,}" if left else f"the run is complete{more}"
+    more = f"; to train longer: capo resume {arguments.run_folder} --frames N"
+    where = f"resuming at frame {agent.frames:,} of {total:,}" if left else f"the run is complete{more}"
     print(f"capo: {where}", file=sys.stderr, flush=True)
-    for note in agent.resume_notes(config) if left else ():
+    for note in differences(agent, config) if left else ():
         print(f"capo: note: {note}", file=sys.stderr, flush=True)
     return finish(agent, left, horizon=None if left == agent.frames_left else total)
+
+
+def differences(agent: Agent, config: Mapping[str, Any]) -> Iterator[str]:
+    """What keeps the run from being exactly the one that ``config`` started."""
+    from capo.envs import is_jitted
+
+    if config.get("diverged"):
+        yield (
+            f"this continues from the last good checkpoint, at frame {agent.frames:,}, since {config['diverged']}"
+        )
+    if not is_jitted(agent.env):
+        yield (
+            f"{agent.env.name} is stepped by Gymnasium, which can't save it: episodes and rollouts in progress "
+            "are lost and new episodes start; everything else is restored exactly"
+        )
+    now = provenance()
+    for package in ("jax", "jaxlib", "pgx", "gymnasium"):
+        then, here = config["versions"].get(package), now["versions"].get(package)
+        if then != here:
+            yield f"{package} was {then} and is {here} now: results may differ in the last digits"
+    then, here = config.get("precision"), agent.precision
+    if then not in (None, here):
+        yield f"matrix products were {then} and are {here} here (set precision to choose)"
+    if config["hardware"] != now["hardware"]:
+        yield "the hardware is not the one the run started on: results may differ in the last digits"

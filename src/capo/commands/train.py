@@ -1,4 +1,4 @@
-"""``capo train``: train an agent in a folder of its own."""
+"""``capo train``: train an agent; everything about the run goes into one folder."""
 
 from __future__ import annotations
 
@@ -7,27 +7,18 @@ import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from capo.commands.common import finish, formatter, positive_integer
+from capo.commands.common import Subparsers, add_command, finish, positive_integer
 from capo.errors import CapoError, unknown_name
 
-if TYPE_CHECKING:
-    from capo.neural.agent import Agent
+FRAMES = 1_000_000  # by default, on environments inside jax
+FRAMES_HOST = 200_000  # by default, on Gymnasium environments
 
-FRAMES = 1_000_000  # unless told, on environments inside jax
-FRAMES_HOST = 200_000  # the same where Gymnasium steps the environment
-
-# Arguments that are options of their own, by the name that one may try to --set.
-OPTIONS = {
-    **{name: f"--{name}" for name in ("seed", "seeds", "preset", "frames", "out", "keep", "algo")},
-    **{
-        name: f"--{name.replace('_', '-')}"
-        for name in ("checkpoint_every", "log_every", "eval_every", "eval_episodes")
-    },
-    "algorithm": "--algo",
-    "env": "ENV, the first argument",
-}
+# Options of their own that one may try to --set, and how they are given.
+_OWN = "seed seeds preset frames out keep algo checkpoint-every log-every eval-every eval-episodes"
+OPTIONS = {name.replace("-", "_"): f"--{name}" for name in _OWN.split()}
+OPTIONS |= {"algorithm": "--algo", "env": "ENV, the first argument"}
 
 EXAMPLES = """examples:
   capo train minatar-breakout --frames 1000000
@@ -37,83 +28,55 @@ EXAMPLES = """examples:
   capo train minatar-asterix --preset paper --checkpoint-every 500000 --keep 2
   capo train CartPole-v1 --frames 100000 --eval-every 10000 --eval-episodes 20
 
-Ctrl-C (or SIGTERM) stops at the next log point with a checkpoint; `capo resume DIR` goes on from there.
+Ctrl-C (or SIGTERM) writes a checkpoint at the next log point and stops; 'capo resume DIR' continues from there.
 """
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the command."""
-    parser = subparsers.add_parser(
+def add_parser(subparsers: Subparsers) -> None:
+    option = add_command(
+        subparsers,
         "train",
+        run,
         help="train an agent",
-        description="Train an agent in a folder of its own.",
+        description="Train an agent. Settings, logs, checkpoints and the evaluation go into one folder.",
         epilog=EXAMPLES,
-        formatter_class=formatter,
-    )
-    parser.add_argument("env", metavar="ENV", help="minatar-breakout, ... or a Gymnasium id with discrete actions")
-    parser.add_argument("--algo", default="ncapo", help="ncapo, offpac, a2c, ppo or rainbow (default: ncapo)")
-    parser.add_argument(
-        "--preset",
-        default="default",
-        help="settings: default, paper; ncapo and offpac also have cpu and official (default: default)",
-    )
-    parser.add_argument(
-        "--frames",
-        type=positive_integer,
-        help=f"environment steps of each seed (default: {FRAMES}; {FRAMES_HOST} on Gymnasium environments, "
-        "which are slower)",
-    )
-    parser.add_argument(
-        "--seeds", type=positive_integer, default=1, metavar="K", help="train K seeds (default: 1)"
-    )
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="the first seed (default: 0)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="the run's folder (default: runs/ENV-ALGO-N)")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="a setting that replaces the preset's; repeatable",
-    )
-    parser.add_argument(
-        "--checkpoint-every", default="60s", metavar="X", help="60s, 5m, or a number of frames (default: 60s)"
-    )
-    parser.add_argument(
-        "--keep", type=positive_integer, default=3, metavar="K", help="checkpoints kept (default: 3)"
-    )
-    parser.add_argument(
-        "--log-every", type=positive_integer, metavar="N", help="frames between two rows of metrics.csv"
-    )
-    parser.add_argument(
-        "--eval-episodes",
-        type=int,
-        default=100,
-        metavar="N",
-        help="episodes of an evaluation (default: 100; 0: none)",
-    )
-    parser.add_argument(
-        "--eval-every",
-        type=positive_integer,
-        metavar="N",
-        help="evaluate on the way too, every N frames (default: at the end only)",
-    )
-    parser.set_defaults(run=run)
+    ).add_argument
+    envs = "minatar-breakout, another MinAtar game, or a Gymnasium id with discrete actions"
+    frames = f"(default: {FRAMES}; {FRAMES_HOST} on Gymnasium environments, which are slower)"
+    interval = "how often to checkpoint: 60s, 5m, 1h, or a number of frames (default: 60s)"
+    number = positive_integer
+    option("env", metavar="ENV", help=envs)
+    option("--algo", default="ncapo", help="one of {algorithms} (default: ncapo)")
+    option("--preset", default="default", help="settings to start from (default: default); {presets}")
+    option("--frames", type=number, help=f"environment steps per seed {frames}")
+    option("--seeds", type=number, default=1, metavar="K", help="number of seeds to train (default: 1)")
+    option("--seed", type=int, default=0, metavar="S", help="the first seed (default: 0)")
+    option("--out", type=Path, metavar="DIR", help="the run's folder (default: runs/ENV-ALGO-N)")
+    changed = "change a setting of the preset; may be repeated"
+    option("--set", action="append", default=[], metavar="KEY=VALUE", help=changed)
+    option("--checkpoint-every", default="60s", metavar="X", help=interval)
+    option("--keep", type=number, default=3, metavar="K", help="how many checkpoints to keep (default: 3)")
+    option("--log-every", type=number, metavar="N", help="frames between rows of metrics.csv")
+    episodes = "episodes per evaluation; 0 for no evaluation (default: 100)"
+    option("--eval-episodes", type=int, default=100, metavar="N", help=episodes)
+    during = "also evaluate during training, every N frames (default: only at the end)"
+    option("--eval-every", type=number, metavar="N", help=during)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train, evaluate, draw the curve, say where everything is."""
+    """Train, evaluate, draw the curve, and print where everything is."""
     if arguments.eval_episodes < 0:
-        raise CapoError(f"--eval-episodes {arguments.eval_episodes}: give 0 (no evaluation) or more")
+        raise CapoError(f"--eval-episodes {arguments.eval_episodes} must be 0 (no evaluation) or more")
     if arguments.eval_every and not arguments.eval_episodes:
-        raise CapoError("--eval-every needs episodes: --eval-episodes 0 is no evaluation at all")
+        raise CapoError("--eval-every needs episodes, but --eval-episodes is 0: leave one of the two out")
     settings = parse_settings(arguments.set)
     from capo.envs import is_jitted
-    from capo.neural.agent import algorithm
-    from capo.neural.run import next_folder
+    from capo.neural.algorithms.registry import find
+    from capo.runs.layout import next_folder
 
-    agent_class: type[Agent] = algorithm(arguments.algo)
-    check_settings(settings, [field.name for field in dataclasses.fields(agent_class._settings())])
-    agent = agent_class(
+    row = find(arguments.algo)
+    check_settings(settings, [field.name for field in dataclasses.fields(row.settings)])
+    agent = row.agent(
         arguments.env,
         arguments.preset,
         seed=arguments.seed,
@@ -126,27 +89,27 @@ def run(arguments: argparse.Namespace) -> int:
         eval_episodes=arguments.eval_episodes or 100,
         **settings,
     )
-    agent.extra["eval_episodes"] = arguments.eval_episodes  # a resumed run ends in the same way
+    agent.extra["eval_episodes"] = arguments.eval_episodes  # so that a resumed run ends in the same way
     print(f"capo: training {arguments.algo} on {arguments.env} in {agent.out}", file=sys.stderr, flush=True)
     return finish(agent, arguments.frames or (FRAMES if is_jitted(agent.env) else FRAMES_HOST))
 
 
 def check_settings(settings: Mapping[str, Any], allowed: Sequence[str]) -> None:
-    """Raise where a key of --set is none of the algorithm's settings."""
+    """Raise if a key of --set is not a setting of the algorithm."""
     for name in settings:
         if name in OPTIONS:
             option = OPTIONS[name]
-            raise CapoError(f"--set {name}={settings[name]}: {name} is no setting, give it as {option}")
+            raise CapoError(f"--set {name}={settings[name]}: {name} is not a setting; give it as {option}")
         if name not in allowed:
             raise unknown_name("setting", name, allowed)
 
 
 def parse_settings(pairs: list[str]) -> dict[str, Any]:
-    """``["gamma=0.9"]`` as ``{"gamma": "0.9"}``; the values are read by the settings themselves."""
+    """``["gamma=0.9"]`` as ``{"gamma": "0.9"}``; the settings parse the values."""
     settings = {}
     for pair in pairs:
         key, sign, value = pair.partition("=")
         if not sign or not key.strip():
-            raise CapoError(f"--set {pair}: has to be KEY=VALUE, such as --set gamma=0.98")
+            raise CapoError(f"--set {pair} must be KEY=VALUE, such as --set gamma=0.98")
         settings[key.strip()] = value.strip()
     return settings

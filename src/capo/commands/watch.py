@@ -1,58 +1,50 @@
-"""``capo watch``: a GIF of a trained agent playing, with the score."""
+"""``capo watch``: a GIF of a trained agent playing."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from capo.commands.common import formatter, load_agent, positive_integer
+from capo.commands.common import Subparsers, add_command, positive_integer
 
 EXAMPLES = """examples:
   capo watch runs/minatar-breakout-ncapo-1 --out play.gif
   capo watch runs/breakout --out best.gif --episodes 3 --deterministic
 
-MinAtar's grids are drawn with a colour for each channel. A Gymnasium environment draws itself if it can
-(CartPole needs pygame: pip install 'gymnasium[classic-control]'); otherwise its observation is drawn.
+MinAtar's grids are drawn with one colour per channel. A Gymnasium environment draws itself if it can (CartPole
+needs pygame: pip install 'gymnasium[classic-control]'); otherwise its observations are drawn.
 """
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the command."""
-    parser = subparsers.add_parser(
+def add_parser(subparsers: Subparsers) -> None:
+    option = add_command(
+        subparsers,
         "watch",
-        help="see a trained agent play",
+        run,
+        help="watch a trained agent play",
         description="Make a GIF of a trained agent playing, with its score.",
         epilog=EXAMPLES,
-        formatter_class=formatter,
-    )
-    parser.add_argument("agent", metavar="DIR", type=Path, help="the folder of a run, or a saved agent")
-    parser.add_argument("--out", type=Path, default=Path("play.gif"), metavar="GIF", help="default: play.gif")
-    parser.add_argument(
-        "--episodes", type=positive_integer, default=1, metavar="N", help="episodes shown (default: 1)"
-    )
-    parser.add_argument(
-        "--steps", type=positive_integer, default=1000, metavar="N", help="steps at most (default: 1000)"
-    )
-    parser.add_argument("--per-second", type=float, default=15.0, metavar="X", help="steps a second (default: 15)")
-    parser.add_argument(
-        "--deterministic", action="store_true", help="take the likeliest action instead of sampling"
-    )
-    parser.add_argument(
-        "--train-seed", type=int, metavar="S", help="whose policy plays (default: the first seed's)"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of the game (default: 0)")
-    parser.set_defaults(run=run)
+    ).add_argument
+    option("agent", metavar="DIR", type=Path, help="a run's folder, or a saved agent")
+    option("--out", type=Path, default=Path("play.gif"), metavar="GIF", help="file to write (default: play.gif)")
+    option("--episodes", type=positive_integer, default=1, metavar="N", help="episodes to show (default: 1)")
+    option("--steps", type=positive_integer, default=1000, metavar="N", help="stop after N steps (default: 1000)")
+    option("--per-second", type=float, default=15.0, metavar="X", help="steps per second (default: 15)")
+    option("--deterministic", action="store_true", help="take the most likely action instead of sampling")
+    option("--train-seed", type=int, metavar="S", help="training seed whose policy plays (default: the first)")
+    option("--seed", type=int, default=0, help="seed of the environment (default: 0)")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Play, draw, write."""
-    from capo.neural.play import check_film, film
+    """Play, draw and write the GIF."""
+    from capo.neural import film
+    from capo.neural.algorithms.registry import load
 
-    check_film(arguments.out, arguments.per_second)
-    agent = load_agent(arguments.agent)
+    film.check_target(arguments.out, arguments.per_second)
+    agent = load(arguments.agent)
     if arguments.train_seed is not None:
         agent.use_seed(arguments.train_seed)
-    scores, score, pictures = film(
+    shown = film.record(
         agent,
         arguments.out,
         arguments.episodes,
@@ -61,6 +53,6 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.seed,
         arguments.per_second,
     )
-    ended = ", ".join(f"{score:g}" for score in scores) or f"{score:g} so far"
-    print(f"{agent.env.name}: {pictures} frames, score {ended}; written to {arguments.out}")
+    ended = ", ".join(f"{score:g}" for score in shown.scores) or f"{shown.last_score:g} so far"
+    print(f"{agent.env.name}: {shown.frames} frames, score {ended}; written to {arguments.out}")
     return 0

@@ -6,15 +6,26 @@ from typing import Any
 
 import jax
 
-from capo.envs.protocol import Array, PyTree, is_jitted, may_truncate
+from capo.arrays import Array, PyTree
+from capo.checks import positive
+from capo.envs.protocol import EnvSpec, is_jitted
 from capo.errors import CapoError
 
 
-class NoisyReward:
-    """A jitted environment whose every reward has Gaussian noise of one standard deviation added to it.
+def noisy_name(name: str, deviation: float) -> str:
+    """The name of an environment with noise of this standard deviation on its rewards; its own for 0.
 
-    Everything else is passed through. The returns of its episodes are noisy too: to know how well a policy does,
-    play the environment inside (``env.inner``).
+    >>> noisy_name("probe-constant", 3.0)
+    'probe-constant, reward noise 3'
+    """
+    return f"{name}, reward noise {deviation!r}".removesuffix(".0") if deviation else name
+
+
+class NoisyReward:
+    """A jitted environment with Gaussian noise, of the given standard deviation, added to every reward.
+
+    Everything else is passed through. The returns of its episodes are noisy too: to measure a policy, play the
+    environment inside (``env.inner``).
 
     >>> from capo import envs
     >>> env = NoisyReward(envs.make("probe-constant"), 3.0)
@@ -26,16 +37,13 @@ class NoisyReward:
 
     def __init__(self, inner: Any, deviation: float) -> None:
         if isinstance(inner, str) or not is_jitted(inner):
-            raise CapoError(f"reward noise needs a jitted environment (an object), which {inner!r} is not")
-        number = isinstance(deviation, int | float) and not isinstance(deviation, bool)
-        if not number or not 0 < deviation < float("inf"):
-            raise CapoError(f"reward noise {deviation!r}: the standard deviation has to be a positive number")
-        self.inner, self.deviation = inner, float(deviation)
-        self.name = f"{inner.name}, reward noise {deviation!r}".removesuffix(".0")
+            raise CapoError(f"reward noise needs an object of the jitted protocol, which {inner!r} is not")
+        self.inner, self.deviation = inner, positive("reward noise deviation", deviation)
+        self.name = noisy_name(inner.name, self.deviation)
         self.n_actions = int(inner.n_actions)
         self.observation_shape = tuple(inner.observation_shape)
         self.observation_dtype = inner.observation_dtype
-        self.truncates = may_truncate(inner)
+        self.truncates = EnvSpec(inner).truncates
 
     def reset(self, key: Array) -> tuple[PyTree, Array]:
         env_state, observation = self.inner.reset(key)

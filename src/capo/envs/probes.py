@@ -6,25 +6,30 @@ that comes later, an action that matters, an action whose merit depends on the o
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from capo.envs.protocol import Array, PyTree
+from capo.arrays import Array, PyTree
+
+FLOAT = np.dtype(np.float32)
 
 
-class _Probe:
+@dataclass(eq=False)
+class OneStep:
     """Episodes of one step; the observation is one number, +1 or -1."""
 
-    jitted = True
-    truncates = False
-    name = ""
-    best_return = 1.0
-    n_actions = 2
+    name: str
+    reward: Callable[[Array, Array], Array]  # of the observation () and the action ()
+    jitted: bool = True
+    truncates: bool = False
+    n_actions: int = 2
     observation_shape: tuple[int, ...] = (1,)
-    observation_dtype: Any = np.dtype(np.float32)
+    observation_dtype: Any = FLOAT
 
     def reset(self, key: Array) -> tuple[PyTree, Array]:
         sign = jnp.where(jax.random.bernoulli(key), 1.0, -1.0)
@@ -35,66 +40,31 @@ class _Probe:
         reward = self.reward(env_state, action)
         return env_state, env_state[None], reward, jnp.bool_(True), jnp.bool_(False)
 
-    def reward(self, sign: Array, action: Array) -> Array:
-        raise NotImplementedError
 
-
-class ConstantReward(_Probe):
-    """Reward 1 whatever happens: the critic learns 1."""
-
-    name = "probe-constant"
-
-    def reward(self, sign: Array, action: Array) -> Array:
-        del action
-        return jnp.ones_like(sign)
-
-
-class ObservationReward(_Probe):
-    """The reward is the observation: the critic learns +1 and -1."""
-
-    name = "probe-observation"
-    best_return = 0.0
-
-    def reward(self, sign: Array, action: Array) -> Array:
-        del action
-        return sign
-
-
-class DelayedReward(_Probe):
-    """Two steps, the observation counts them, reward 1 at the end: the critic learns gamma and 1."""
-
-    name = "probe-delayed"
+class TwoSteps(OneStep):
+    """Episodes of two steps; the observation counts them, and the reward is paid for what it has become."""
 
     def reset(self, key: Array) -> tuple[PyTree, Array]:
         del key
         return jnp.float32(0.0), jnp.zeros(1)
 
     def step(self, key: Array, env_state: PyTree, action: Array) -> tuple[PyTree, Array, Array, Array, Array]:
-        del key, action
+        del key
         after = env_state + 1.0
-        return after, after[None], jnp.where(after > 1, 1.0, 0.0), after > 1, jnp.bool_(False)
+        return after, after[None], self.reward(after, action), after > 1, jnp.bool_(False)
 
 
-class ActionReward(_Probe):
-    """Action 0 pays +1, action 1 pays -1: the policy learns to take action 0."""
-
-    name = "probe-action"
-
-    def reward(self, sign: Array, action: Array) -> Array:
-        del sign
-        return jnp.where(action == 0, 1.0, -1.0)
+def _gain(good: Array) -> Array:
+    return jnp.where(good, 1.0, -1.0)
 
 
-class ObservationActionReward(_Probe):
-    """The action has to fit the observation: +1 if it does, -1 if not."""
-
-    name = "probe-both"
-
-    def reward(self, sign: Array, action: Array) -> Array:
-        return jnp.where((action == 1) == (sign > 0), 1.0, -1.0)
-
-
-PROBES: dict[str, type[_Probe]] = {
+PROBES = {
     probe.name: probe
-    for probe in (ConstantReward, ObservationReward, DelayedReward, ActionReward, ObservationActionReward)
+    for probe in (
+        OneStep("probe-constant", lambda sign, _: jnp.ones_like(sign)),  # the critic learns 1
+        OneStep("probe-observation", lambda sign, _: sign),  # the critic learns +1 and -1
+        TwoSteps("probe-delayed", lambda count, _: jnp.where(count > 1, 1.0, 0.0)),  # learns gamma and 1
+        OneStep("probe-action", lambda _, action: _gain(action == 0)),  # the policy takes action 0
+        OneStep("probe-both", lambda sign, action: _gain((action == 1) == (sign > 0))),  # the action has to fit
+    )
 }

@@ -1,29 +1,25 @@
-"""What an environment has to offer: the protocol of jitted environments, and the check of a user's own."""
+"""What an environment has to offer, inside jax or on the host, and the defaults of what it may leave unsaid."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeGuard
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from capo.errors import CapoError
-
-Array = Any  # a numpy or a jax array
-PyTree = Any
+from capo.arrays import Array, NDArray, PyTree
 
 
-@runtime_checkable
 class JittedEnv(Protocol):
     """An environment as two pure functions that jax can compile and vmap.
 
-    The loop resets a finished episode itself, so ``step`` never has to: it returns the observation that the
-    step led to, also when the episode ended there. ``terminated`` says that nothing follows (the return
-    after it is 0); ``truncated`` that the episode was only cut off (its value goes on, and is bootstrapped
-    from the observation returned).
+    The learner resets a finished episode itself, so ``step`` never has to: it returns the observation that the
+    step led to, also when the episode ended there. ``terminated`` says that nothing follows (the return after it
+    is 0); ``truncated`` says that the episode was only cut off (its value is bootstrapped from the observation
+    returned).
 
     Optional: ``truncates = False`` promises that ``truncated`` is never true, which halves the replay.
+    ``observation_high`` is the largest value of observations that are bytes; without it they are images, 0 to 255.
     """
 
     name: str
@@ -40,64 +36,113 @@ class JittedEnv(Protocol):
         ...
 
 
-def may_truncate(env: Any) -> bool:
-    """Whether the environment can cut an episode off; assumed when it does not say."""
-    return bool(getattr(env, "truncates", True))
+class HostStep(NamedTuple):
+    """One step of n environments, observations encoded."""
+
+    obs: NDArray  # (n, ...) what to act on next
+    successor: NDArray  # (n, ...) what the step led to: the final observation where the episode ended
+    reward: NDArray  # (n,) float32
+    terminated: NDArray  # (n,) bool
+    truncated: NDArray  # (n,) bool, false where terminated
+    valid: NDArray  # (n,) bool, false where the call only reset the environment
 
 
-def is_jitted(env: Any) -> bool:
+class HostVector(Protocol):
+    """Several environments on the host, stepped together; each is reset automatically when its episode ends."""
+
+    n: int  # number of environments
+    skips: bool  # whether a call of ``step`` may reset one of them instead of stepping it
+
+    def reset(self, seed: int) -> NDArray:
+        """New episodes everywhere; their first observations (n, *observation_shape)."""
+        ...
+
+    def step(self, action: NDArray) -> HostStep:
+        """One step of every environment with actions (n,), counted from 0."""
+        ...
+
+    def restart(self, who: NDArray) -> NDArray:
+        """New episodes where ``who`` (n,) is true; the first observations of those alone."""
+        ...
+
+    def close(self) -> None:
+        """Close the environments that were made for this vector; those of the user stay open."""
+        ...
+
+
+class WatchableEnv(NamedTuple):
+    """One environment to play for people to look at."""
+
+    env: Any  # a gymnasium.Env
+    owned: bool  # made for watching, so it has to be closed afterwards
+    renders: bool  # draws itself
+
+    def picture(self) -> NDArray | None:
+        """Its own picture (H, W, 3) of bytes; None if it does not draw itself."""
+        return np.asarray(self.env.render()) if self.renders else None
+
+
+class HostEnv(Protocol):
+    """An environment that is stepped outside jax, with discrete actions."""
+
+    name: str  # in logs and files
+    n_actions: int  # the networks count them from 0
+    first_action: int  # the environment's own number of action 0
+    observation_shape: tuple[int, ...]  # of an encoded observation, as the networks take it
+    observation_dtype: np.dtype[Any]  # of an encoded observation
+    observation_high: int  # the largest value of observations that are bytes; the networks divide by it
+    raw_shape: tuple[int, ...]  # of an observation as the environment returns it
+
+    @property
+    def fixed_copies(self) -> int | None:
+        """How many copies there are, or None if any number of them can be made."""
+        ...
+
+    @property
+    def vector_copies(self) -> int | None:
+        """How many copies the user's vector environment steps, or None if the user gave none."""
+        ...
+
+    def encode(self, observations: NDArray) -> NDArray:
+        """Observations (N, *raw_shape) as the networks take them: (N, *observation_shape)."""
+        ...
+
+    def open(self, n: int) -> HostVector:
+        """The environments to train on: ``n`` copies, or those that there are."""
+        ...
+
+    def open_for_evaluation(self, n: int) -> HostVector | None:
+        """``n`` copies apart from training, or None if none can be made."""
+        ...
+
+    def open_to_watch(self) -> WatchableEnv:
+        """One environment to look at, which draws itself if it can."""
+        ...
+
+
+Env: TypeAlias = JittedEnv | HostEnv
+
+
+class EnvSpec:
+    """What learners and agents need to know about an environment of either kind; the fields are HostEnv's.
+
+    A jitted environment may leave most of it unsaid: here are the defaults.
+    """
+
+    def __init__(self, env: Env) -> None:
+        self.name = env.name
+        self.n_actions = int(env.n_actions)
+        self.first_action = int(getattr(env, "first_action", 0))
+        self.observation_shape = shape = tuple(env.observation_shape)
+        self.observation_dtype = dtype = np.dtype(env.observation_dtype)
+        self.observation_high = int(getattr(env, "observation_high", 255))
+        self.raw_shape: tuple[int, ...] = tuple(getattr(env, "raw_shape", shape))
+        self.truncates = bool(getattr(env, "truncates", True))
+        self.fixed_copies: int | None = getattr(env, "fixed_copies", None)
+        self.vector_copies: int | None = getattr(env, "vector_copies", None)
+        self.encode: Callable[[NDArray], NDArray] = getattr(env, "encode", lambda obs: obs.astype(dtype))
+
+
+def is_jitted(env: Env) -> TypeGuard[JittedEnv]:
     """Whether the environment runs inside jax; an object of the protocol does unless it says otherwise."""
     return bool(getattr(env, "jitted", True))
-
-
-def check_jitted(env: Any) -> None:
-    """Raise a :class:`CapoError` that names the first part of the protocol that ``env`` breaks."""
-    name = getattr(env, "name", type(env).__name__)
-    if not isinstance(name, str):
-        raise CapoError(f"environment {type(env).__name__}: name={name!r} must be text")
-    if not isinstance(env.n_actions, int | np.integer) or env.n_actions < 1:
-        raise CapoError(f"environment {name!r}: n_actions={env.n_actions!r} must be a positive integer")
-    try:
-        wanted = (tuple(env.observation_shape), np.dtype(env.observation_dtype))
-    except TypeError as error:
-        raise CapoError(
-            f"environment {name!r}: observation_shape={env.observation_shape!r} must be a tuple and "
-            f"observation_dtype={env.observation_dtype!r} a dtype of numpy"
-        ) from error
-    try:
-        (state, obs), stepped = jax.eval_shape(lambda key: _one_step(env, key), jax.random.PRNGKey(0))
-    except CapoError:
-        raise
-    except Exception as error:
-        raise CapoError(f"environment {name!r} cannot be traced by jax: {error}") from error
-    next_state, next_obs, reward, terminated, truncated = stepped
-    for label, found in (("reset", obs), ("step", next_obs)):
-        if (found.shape, found.dtype) != wanted:
-            raise CapoError(
-                f"environment {name!r}: {label} returns an observation of shape {found.shape} and dtype "
-                f"{found.dtype}, but observation_shape and observation_dtype say {wanted[0]} and {wanted[1]}"
-            )
-    for label, scalar in (("reward", reward), ("terminated", terminated), ("truncated", truncated)):
-        if scalar.shape != ():
-            raise CapoError(f"environment {name!r}: {label} has shape {scalar.shape}, it must be a scalar")
-    before, after = (
-        [(jax.tree_util.keystr(path), leaf.shape, str(leaf.dtype)) for path, leaf in leaves]
-        for leaves in map(jax.tree_util.tree_leaves_with_path, (state, next_state))
-    )
-    if before != after:
-        raise CapoError(
-            f"environment {name!r}: step changes the type of env_state from {before} to {after}; "
-            "cast its leaves to the dtypes that reset gives them"
-        )
-
-
-def _one_step(env: Any, key: Array) -> tuple[tuple[PyTree, Array], tuple[Any, ...]]:
-    state, obs = env.reset(key)
-    result = env.step(key, state, jnp.int32(0))
-    if len(result) != 5:
-        raise CapoError(
-            f"environment {env.name!r}: step returns {len(result)} values, it must return "
-            "(env_state, observation, reward, terminated, truncated)"
-        )
-    state2, obs2, *scalars = result
-    return (state, jnp.asarray(obs)), (state2, jnp.asarray(obs2), *map(jnp.asarray, scalars))

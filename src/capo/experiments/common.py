@@ -1,9 +1,10 @@
-"""What the experiments share: reading and writing their data, and tables for the terminal.
+"""What the experiments share: reading and writing their data, tables for the terminal, pieces of figures.
 
 An experiment is a module with
 
 - ``DATA``: the names (or patterns) of the data files it writes;
-- ``run(out, quick, progress)``: computes, and writes those files with settings, seeds and provenance;
+- ``OPTIONS``: the options of ``capo reproduce`` that it accepts beyond the common ones;
+- ``run(out, quick, progress, **options)``: computes, and writes those files with settings, seeds and provenance;
 - ``report(folder)``: the tables to print, from the files alone;
 - ``draw(folder, out)``: the figures, from the files alone.
 """
@@ -14,33 +15,67 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from capo.errors import CapoError
-from capo.files import write_atomically
+import numpy as np
+import numpy.typing as npt
 
-Row = Mapping[str, Any]
+from capo.errors import CapoError
+from capo.files import write_json, write_text
+from capo.provenance import provenance
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Row = dict[str, Any]
+Groups = dict[tuple[Any, ...], list[Row]]
+Say = Callable[[str], None]  # tells the user something
+
+SUMMARY = "summary.json"
 
 
 class Experiment(Protocol):
     """The shape of an experiment's module."""
 
     DATA: tuple[str, ...]
+    OPTIONS: tuple[str, ...]
 
     def run(self, out: Path, quick: bool, progress: bool, **options: Any) -> None: ...
     def report(self, folder: Path) -> str: ...
     def draw(self, folder: Path, out: Path) -> list[Path]: ...
 
 
-def write_csv(path: Path, rows: Sequence[Row]) -> Path:
+def teller(experiment: str, progress: bool) -> Say:
+    """Prints lines to standard error, if ``progress`` is wanted."""
+    if not progress:
+        return lambda _: None
+    return lambda text: print(f"{experiment}: {text}", file=sys.stderr, flush=True)
+
+
+def split_names(given: Sequence[str] | None) -> list[str]:
+    """Names in lower case from arguments that may hold several, separated by commas."""
+    return [name.lower() for part in given or () for name in part.split(",") if name]
+
+
+# --- data files -----------------------------------------------------------------------------------------------
+
+
+def write_data(out: Path, summary: Mapping[str, Any], file: str = SUMMARY, **tables: Sequence[Row]) -> None:
+    """Write every table as ``<name>.csv``, then the summary with the provenance as ``file``."""
+    for name, rows in tables.items():
+        write_csv(out / f"{name}.csv", rows)
+    write_json(out / file, {**summary, **provenance()})
+
+
+def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
     """Write rows with the same keys; numbers to six digits, None and NaN as an empty cell."""
     text = io.StringIO()
     table = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
     table.writeheader()
     table.writerows({key: _cell(value) for key, value in row.items()} for row in rows)
-    return write_atomically(path, lambda file: file.write(text.getvalue().encode()))
+    return write_text(path, text.getvalue())
 
 
 def _cell(value: Any) -> str:
@@ -49,7 +84,7 @@ def _cell(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def read_csv(path: Path) -> list[dict[str, Any]]:
+def read_csv(path: Path) -> list[Row]:
     """Rows of a file that :func:`write_csv` wrote: numbers as float, empty cells as NaN, other text as it is."""
     with _open(path) as file:
         return [{key: _value(cell) for key, cell in row.items()} for row in csv.DictReader(file)]
@@ -65,6 +100,7 @@ def _value(cell: str | None) -> Any:
 
 
 def read_json(path: Path) -> Any:
+    """The content of a JSON file; a CapoError if it cannot be read."""
     with _open(path) as file:
         try:
             return json.load(file)
@@ -72,13 +108,25 @@ def read_json(path: Path) -> Any:
             raise CapoError(f"{path} is damaged: {error}") from error
 
 
-def content_of(path: Path) -> dict[str, Any]:
-    """A JSON file's dictionary; an empty one if there is none, or not one that can be read."""
+def content_of(path: Path) -> Row:
+    """A JSON file's dictionary; an empty one if the file is missing or unreadable."""
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def experiment_of(content: Mapping[str, Any]) -> str:
+    """The experiment that a JSON file belongs to; empty if it is none's.
+
+    In older files the chain of the ablation says "ablation, chain", and its game and the noise experiment's say
+    minatar, with a variant.
+    """
+    found = str(content.get("experiment", "")).partition(",")[0]
+    if found == "minatar" and "variant" in content:
+        return "noise" if "-noise-" in str(content["variant"]) else "ablation"
+    return found
 
 
 def _open(path: Path) -> io.TextIOWrapper:
@@ -90,12 +138,52 @@ def _open(path: Path) -> io.TextIOWrapper:
         ) from error
 
 
-def groups(rows: Iterable[dict[str, Any]], *keys: str) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
-    """Rows by their values of ``keys``, in the order they come."""
-    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for row in rows:
+def read_groups(path: Path, *keys: str) -> Groups:
+    """Rows of a CSV file by their values of ``keys``, in the order they come."""
+    found: Groups = {}
+    for row in read_csv(path):
         found.setdefault(tuple(row[key] for key in keys), []).append(row)
     return found
+
+
+# --- numbers of many runs -------------------------------------------------------------------------------------
+
+
+def curve_rows(key: Row, points: Ints, values: Floats, digits: int | None = None) -> list[Row]:
+    """Rows of a curve with its spread: mean, 10 % and 90 % quantile over runs.
+
+    Args:
+        key: the first columns of every row.
+        points: (points,) iterations.
+        values: (runs, points).
+        digits: decimals to keep; all if None.
+    """
+    low, high = np.quantile(values, [0.1, 0.9], axis=0)
+    curves = {"mean": values.mean(axis=0), "low": low, "high": high}
+    shorten: Callable[[Any], float] = float if digits is None else lambda value: round(float(value), digits)
+    return [
+        {**key, "iteration": int(point), **{name: shorten(curve[i]) for name, curve in curves.items()}}
+        for i, point in enumerate(points)
+    ]
+
+
+def last_row(key: Row, values: Floats) -> Row:
+    """The last of the values (runs, points), one column per run."""
+    return {**key, **{f"run_{k}": last for k, last in enumerate(values[:, -1].round(3).tolist())}}
+
+
+def first_points(points: Ints, reached: npt.NDArray[np.bool_]) -> Floats:
+    """(runs,) first point at which each run has ``reached`` (runs, points) something; inf if it never has."""
+    return np.where(reached.any(axis=1), points[reached.argmax(axis=1)].astype(float), np.inf)
+
+
+def median_first(points: Ints, reached: npt.NDArray[np.bool_]) -> float | None:
+    """The median over runs of :func:`first_points`; None if half of them never get there."""
+    median = float(np.median(first_points(points, reached)))
+    return None if math.isinf(median) else median
+
+
+# --- tables ---------------------------------------------------------------------------------------------------
 
 
 def text_table(title: str, header: Sequence[str], rows: Sequence[Sequence[object]], note: str = "") -> str:
@@ -108,3 +196,36 @@ def text_table(title: str, header: Sequence[str], rows: Sequence[Sequence[object
     ]
     rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
     return "\n".join([title, rule, lines[0], rule, *lines[1:], rule, *([note] if note else [])])
+
+
+def count(value: float | None) -> str:
+    """A whole number for a table; ``-`` where there is none.
+
+    >>> count(30.0), count(math.nan), count(math.inf), count(None)
+    ('30', '-', '-', '-')
+    """
+    return "-" if value is None or not math.isfinite(value) else f"{value:.0f}"
+
+
+def quick_note(quick: bool, what: str) -> list[str]:
+    """The line above the tables of a quick run, which has less of ``what``; none for a full one."""
+    return [f"QUICK run: fewer {what} than the full experiment."] if quick else []
+
+
+# --- figures --------------------------------------------------------------------------------------------------
+
+
+def caption(drawing: Any, text: str, quick: bool = False, **options: Any) -> None:
+    """The line above a figure."""
+    drawing.suptitle(f"{'QUICK run; ' if quick else ''}{text}", x=0.01, ha="left", **options)
+
+
+def draw_curve(
+    axis: Any, rows: Sequence[Row], colour: Any, label: str, line: str = "-", band: float = 0.12
+) -> None:
+    """A curve of :func:`curve_rows`; ``band`` is the opacity of its spread, 0 for none."""
+    x = [row["iteration"] for row in rows]
+    axis.plot(x, [row["mean"] for row in rows], color=colour, ls=line, label=label)
+    if band:
+        low, high = ([row[side] for row in rows] for side in ("low", "high"))
+        axis.fill_between(x, low, high, color=colour, alpha=band, lw=0)

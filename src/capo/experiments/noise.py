@@ -1,10 +1,10 @@
 """Low-fidelity critics: how much does an algorithm need from its advantages?
 
-The paper argues that CAPO, which uses the sign of A only, suits tasks whose values are known badly. Two parts test
-it: ``game`` trains on a MinAtar game with noisy rewards (:mod:`capo.experiments.noise_game`), ``tabular`` runs
-exact algorithms on small MDPs, whose advantages pass through a bad critic before they are used. Three kinds:
+The paper argues that CAPO, which uses only the sign of A, suits tasks whose values are poorly known. Two parts
+test it: ``game`` trains on a MinAtar game with noisy rewards (:mod:`capo.experiments.noise_game`), ``tabular``
+runs exact algorithms on small MDPs whose advantages pass through a bad critic before they are used. Three kinds:
 
-- ``sign``: the sign is right, the size is noise: A times a log-normal factor, drawn anew at every look. CAPO
+- ``sign``: the sign is right, the size is noise: A times a log-normal factor, drawn anew for every update. CAPO
   cannot tell the difference; gradients can;
 - ``flip``: the sign is wrong with probability p;
 - ``gauss``: A plus Gaussian noise, in units of the standard deviation of A under the uniform policy.
@@ -13,37 +13,32 @@ exact algorithms on small MDPs, whose advantages pass through a bad critic befor
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from capo.errors import CapoError, unknown_name
-from capo.experiments import minatar, noise_game, variants
-from capo.experiments.common import content_of, groups, read_csv, read_json, text_table, write_csv
-from capo.files import write_json
-from capo.progress import Ticker
-from capo.provenance import provenance
+from capo.errors import CapoError
+from capo.experiments import common, noise_game, training
+from capo.experiments.common import SUMMARY, Floats, Ints, Row
+from capo.experiments.training import QUICK
+from capo.progress import show_progress
 from capo.report import figures
-from capo.tabular.baselines import Evaluation, policy_iteration
+from capo.tabular.baselines import policy_iteration
 from capo.tabular.critic import single_threaded_blas
+from capo.tabular.engine import RELATIVE_SIGN_TOL, value_scale
 from capo.tabular.mdp import MDP
 from capo.tabular.mdps import chain, garnet, grid, random
-from capo.tabular.solver import RELATIVE_SIGN_TOL, value_scale
+from capo.tabular.theory import PolicyValues
 from capo.update import StepSize, coordinate_update, log_normalise
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 Noise = Literal["sign", "flip", "gauss"]
 
-Part = Literal["tabular", "game"]
-PARTS: tuple[str, ...] = get_args(Part)
-
-DATA = ("*.json",)  # of either part; the tabular one has TABULAR beside its summary.json
-TABULAR = ("tabular_curves.csv", "tabular.csv", "summary.json")
+DATA = ("*.json",)  # of either part; the tabular one has two CSV files beside its summary.json
+OPTIONS = ("part", *training.OPTIONS, "algos")
 
 # --- the tabular part -----------------------------------------------------------------------------------------
 
@@ -53,7 +48,7 @@ LEVELS: dict[Noise, tuple[float, ...]] = {
     "gauss": (0.0, 0.3, 1.0, 3.0, 10.0),
 }
 NOISES: dict[Noise, str] = {
-    "sign": "right signs, sizes times a log-normal factor of this sigma",
+    "sign": "right signs, sizes multiplied by a log-normal factor of this sigma",
     "flip": "signs wrong with this probability",
     "gauss": "Gaussian noise of this size (1: the spread of A under the uniform policy)",
 }
@@ -61,23 +56,21 @@ MDPS: dict[str, tuple[str, Callable[[], MDP]]] = {
     "random": ("random, S 10, A 4, gamma .9", lambda: random(10, 4, gamma=0.9, seed=0)),
     "garnet": ("garnet, S 20, A 4, gamma .95", lambda: garnet(20, 4, 3, gamma=0.95, seed=0)),
     "chain": ("chain 10, 10 actions", lambda: chain(10, 9)),
-    "grid": ("maze 5 x 5, -1 a step", lambda: grid(5, seed=0)),
+    "grid": ("maze 5 x 5, -1 per step", lambda: grid(5, seed=0)),
 }
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """Who gets the noisy advantages.
+    """An algorithm that is given the noisy advantages.
 
     Attributes:
-        title: for tables.
-        rule: batch, cyclic or randomized for CAPO; pg or npg.
-        eta: CAPO's fixed step; None is the log step. For pg and npg the factor of the gradient and of A, in units
+        eta: CAPO's fixed step; None is the log step. For pg and npg the factor of the gradient or of A, in units
             that do not depend on the MDP (see :func:`_unit`).
     """
 
-    title: str
-    rule: Literal["batch", "cyclic", "randomized", "pg", "npg"]
+    title: str  # for tables
+    rule: Literal["batch", "cyclic", "randomized", "pg", "npg"]  # the first three are CAPO's
     eta: float | None = None
 
 
@@ -94,150 +87,80 @@ ALGORITHMS: dict[str, Algorithm] = {
 }
 
 
-def run(
-    out: Path,
-    quick: bool = False,
-    progress: bool = True,
-    *,
-    part: str | None = None,
-    games: Sequence[str] | None = None,
-    algos: Sequence[str] | None = None,
-    frames: int | None = None,
-    seeds: int | None = None,
-    preset: str | None = None,
-    workers: int | None = None,
-) -> None:
+def run(out: Path, quick: bool = False, progress: bool = True, **options: Any) -> None:
     """Compute what is missing of both parts, or of the one that is asked for, and write its files into ``out``.
 
-    The tabular part takes minutes: it is computed again if it is asked for by name, else only if it is missing.
+    Args:
+        **options: of :func:`training.run_parts`; ``algos`` are learners on the game, all if none is given.
     """
-    if part is not None and part not in PARTS:
-        raise unknown_name("part", part, PARTS)
-    say = minatar.teller("noise", progress)
-    own = {"games": games, "algos": algos, "frames": frames, "seeds": seeds, "preset": preset, "workers": workers}
-    variants.refuse_with(part, "tabular", **own)
-    plan = minatar.chosen_plan(noise_game.QUICK if quick else noise_game.PLAN, frames, seeds, preset)
-    jobs = noise_game.jobs(out, quick, games, algos, plan)
-    if part != "tabular":
-        variants.check(jobs)
-    if part == "tabular" or (part is None and not _has_tabular(out, quick)):
-        _run_tabular(out, quick, progress)
-    elif part is None:
-        say(f"the tabular part is finished already (in {out}; --part tabular computes it again)")
-    if part != "tabular":
-        minatar.train_all(jobs, "trainings on MinAtar", say, progress, workers or 1)
+    plan = QUICK if quick else noise_game.PLAN
+    training.run_parts("noise", TABULAR, plan, noise_game.jobs, out, progress, **options)
 
 
-def _has_tabular(out: Path, quick: bool) -> bool:
-    """Whether the tabular part is there, whole and of this size."""
-    whole = all((out / name).exists() for name in TABULAR)
-    return whole and content_of(out / "summary.json").get("quick") is quick
-
-
-def _run_tabular(out: Path, quick: bool, progress: bool) -> None:
-    ticker = Ticker(progress)
-    try:
-        tabular = run_tabular(out, quick, ticker)
-    finally:
-        ticker.close()
-    write_json(
-        out / "summary.json",
-        {"experiment": "noise", "quick": quick, "tabular": tabular, **provenance()},
-    )
-
-
-def run_tabular(out: Path, quick: bool, ticker: Ticker) -> dict[str, Any]:
-    """Write tabular_curves.csv and tabular.csv; the settings for summary.json."""
+def run_tabular(out: Path, quick: bool, progress: bool) -> None:
+    """Write tabular_curves.csv, tabular.csv and summary.json."""
     seeds, sweeps = (5, 40) if quick else (20, 100)
+    ticker = show_progress(progress)
     curves: dict[tuple[Noise, str, float, int], dict[str, float]] = {}  # by MDP
-    table: list[dict[str, Any]] = []
+    table: list[Row] = []
     total, done = len(MDPS) * len(ALGORITHMS) * len(LEVELS), 0
     for name, (_, make) in MDPS.items():
         mdp = make()
         for kind, levels in LEVELS.items():
             for key, algorithm in ALGORITHMS.items():
-                ticker.show(f"noise: {done} of {total} done, now {algorithm.title}, {kind}, {name}")
+                ticker.show(f"noise: {done} of {total} done; now {algorithm.title}, {kind}, {name}")
                 done += 1
                 points, scores = learn(mdp, algorithm, kind, levels, seeds, sweeps)
                 for level, found in zip(levels, scores, strict=True):
-                    table.append(
-                        {"mdp": name, "noise": kind, "algorithm": key, "level": level, **_summary(points, found)}
-                    )
+                    own = {"mdp": name, "noise": kind, "algorithm": key, "level": level}
+                    table.append({**own, **_summary(points, found)})
                     for point, mean in zip(points, found.mean(axis=0), strict=True):
                         curves.setdefault((kind, key, level, int(point)), {})[name] = float(mean.round(4))
+    ticker.close()
     columns = ("noise", "algorithm", "level", "sweep")
     kept = [{**dict(zip(columns, at, strict=True)), **row} for at, row in curves.items() if at[1] in _DRAWN]
-    write_csv(out / "tabular_curves.csv", kept)
-    write_csv(out / "tabular.csv", table)
-    return {
+    settings = {
         "mdps": {name: title for name, (title, _) in MDPS.items()},
         "levels": LEVELS,
         "seeds": seeds,
-        "seeds_are": "independent runs out of one generator, default_rng([0, number of the algorithm]), for the "
+        "seeds_are": "independent runs from one generator, default_rng([0, number of the algorithm]), for the "
         "noise and the randomized rule; each MDP is one instance, seed 0",
         "sweeps": sweeps,
         "sweep": "one update of all pairs, or as many single updates as there are pairs",
         "score": "(V - V_uniform) / (V* - V_uniform) at the start: 0 is the uniform policy, 1 optimal",
         "spread": "low and high are the 10 % and 90 % quantiles over seeds",
         "units": "NPG adds eta A / (mean |A| of the uniform policy) to theta, policy gradient eta S times its "
-        "gradient over the same number: without noise both sizes are alike on all MDPs",
+        "gradient over the same number: without noise both step sizes are comparable on all MDPs",
     }
+    summary = {"experiment": "noise", "quick": quick, "tabular": settings}
+    common.write_data(out, summary, tabular_curves=kept, tabular=table)
+
+
+TABULAR = training.ExactPart("tabular", (SUMMARY, "tabular_curves.csv", "tabular.csv"), run_tabular)
 
 
 # --- the algorithms under noise -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Arrays:
-    """An MDP as the loops below want it."""
+class Critic(NamedTuple):
+    """Reports exact advantages as a bad critic would."""
 
-    transition: Floats  # (S, A, S)
-    reward: Floats  # (S, A)
-    gamma: float
-    start: Floats
-    tol: float
-    live: Floats  # (S,)
+    kind: Noise
+    level: Floats  # (K,) the size of the noise in each of the K runs
+    spread: float  # the unit of Gaussian noise
+    rng: np.random.Generator
+    tol: float = 0.0  # advantages up to this size are round-off, and count as 0
 
-    @classmethod
-    def of(cls, mdp: MDP) -> _Arrays:
-        live = (~mdp.terminal).astype(float)
-        tol = RELATIVE_SIGN_TOL * value_scale(mdp)
-        return cls(np.asarray(mdp.transition), mdp.reward, mdp.gamma, mdp.start, tol, live)
-
-    def system(self, pi: Floats) -> Floats:
-        """(K, S, S) I - gamma P_pi for policies (K, S, A)."""
-        moves = np.einsum("ksa,sat->kst", pi, self.transition, optimize=True)
-        return np.asarray(np.eye(len(self.reward)) - self.gamma * moves)
-
-    def values(self, pi: Floats) -> Floats:
-        """(K, S)."""
-        reward = (pi * self.reward).sum(axis=2)
-        return np.asarray(np.linalg.solve(self.system(pi), reward[..., None])[..., 0])
-
-    def advantage(self, values: Floats) -> Floats:
-        """(K, S, A), 0 where it is round-off."""
-        q = self.reward + self.gamma * np.einsum("sat,kt->ksa", self.transition, values, optimize=True)
-        found = q - values[..., None]
-        return np.where(np.abs(found) > self.tol, found, 0.0)
-
-
-def corrupt(advantage: Floats, kind: Noise, level: Floats, spread: float, rng: np.random.Generator) -> Floats:
-    """What a bad critic makes of the advantages.
-
-    Args:
-        advantage: (K, ...).
-        kind: of the noise.
-        level: (K,) its size in each of the K runs.
-        spread: the unit of Gaussian noise.
-        rng: source of the noise.
-    """
-    size = level.reshape(-1, *(1,) * (advantage.ndim - 1))
-    if kind == "flip":
-        return np.where(rng.random(advantage.shape) < size, -advantage, advantage)
-    draws = rng.standard_normal(advantage.shape)
-    if kind == "sign":
-        return np.asarray(advantage * np.exp(size * draws))
-    return np.asarray(advantage + size * spread * draws)
+    def corrupt(self, advantage: Floats) -> Floats:
+        """The advantages (K, ...) with noise."""
+        advantage = np.where(np.abs(advantage) > self.tol, advantage, 0.0)
+        size = self.level.reshape(-1, *(1,) * (advantage.ndim - 1))
+        if self.kind == "flip":
+            return np.where(self.rng.random(advantage.shape) < size, -advantage, advantage)
+        draws = self.rng.standard_normal(advantage.shape)
+        if self.kind == "sign":
+            return np.asarray(advantage * np.exp(size * draws))
+        return np.asarray(advantage + size * self.spread * draws)
 
 
 def learn(
@@ -248,130 +171,105 @@ def learn(
     Returns:
         sweeps (points,) and scores (levels, seeds, points): (V - V_uniform) / (V* - V_uniform), V exact.
     """
-    arrays = _Arrays.of(mdp)
-    runs = len(levels) * seeds
-    level = np.repeat(levels, seeds)
     first = np.full((mdp.n_states, mdp.n_actions), -math.log(mdp.n_actions))
-    log_pi = np.tile(first, (runs, 1, 1))
+    log_pi = np.tile(first, (len(levels) * seeds, 1, 1))
     rng = np.random.default_rng([0, list(ALGORITHMS.values()).index(algorithm)])
-    points = _points(sweeps)
-    record = set(points.tolist())
     spread, size = _unit(mdp, first)
+    critic = Critic(kind, np.repeat(levels, seeds), spread, rng, RELATIVE_SIGN_TOL * value_scale(mdp))
+    points = np.unique(np.geomspace(1, sweeps + 1, 40).round().astype(np.int64)) - 1
     values = []
     with single_threaded_blas:
-        updates = _updates(arrays, algorithm, kind, level, spread, size, log_pi, rng)
         for sweep in range(sweeps + 1):
-            if sweep in record:
-                values.append(arrays.values(np.exp(log_pi)) @ arrays.start)
+            if sweep in points:
+                values.append(_values(mdp, np.exp(log_pi)) @ mdp.start)
             if sweep < sweeps:
-                log_pi = next(updates)
+                log_pi = _sweep(mdp, algorithm, critic, size, log_pi)
     low = float(mdp.start @ mdp.policy_values(np.exp(first)))
     high = float(mdp.start @ policy_iteration(mdp).values)
     scores = (np.stack(values, axis=1) - low) / (high - low)
     return points, scores.reshape(len(levels), seeds, len(points))
 
 
-def _points(sweeps: int) -> Ints:
-    return np.unique(np.geomspace(1, sweeps + 1, 40).round().astype(np.int64)) - 1
-
-
 def _unit(mdp: MDP, log_pi: Floats) -> tuple[float, float]:
-    """Standard deviation and mean absolute value of A under a policy, over the states that are no end."""
-    advantage = Evaluation(mdp, log_pi).advantage[~mdp.terminal]
+    """Standard deviation and mean absolute value of A under a policy, over the states that are not terminal."""
+    advantage = PolicyValues(mdp, log_pi).advantage[~mdp.terminal]
     return float(advantage.std()), float(np.abs(advantage).mean())
 
 
-def _updates(
-    arrays: _Arrays,
-    algorithm: Algorithm,
-    kind: Noise,
-    level: Floats,
-    spread: float,
-    size: float,
-    log_pi: Floats,
-    rng: np.random.Generator,
-) -> Iterator[Floats]:
-    """The policies (K, S, A) after each sweep, for ever."""
+def _system(mdp: MDP, pi: Floats) -> Floats:
+    """(K, S, S) I - gamma P_pi for policies (K, S, A)."""
+    moves = np.einsum("ksa,sat->kst", pi, mdp.transition, optimize=True)
+    return np.asarray(np.eye(mdp.n_states) - mdp.gamma * moves)
+
+
+def _values(mdp: MDP, pi: Floats) -> Floats:
+    """(K, S) for policies (K, S, A)."""
+    reward = (pi * mdp.reward).sum(axis=2)
+    return np.asarray(np.linalg.solve(_system(mdp, pi), reward[..., None])[..., 0])
+
+
+def _sweep(mdp: MDP, algorithm: Algorithm, critic: Critic, size: float, log_pi: Floats) -> Floats:
+    """The policies (K, S, A) after one more sweep; ``size`` is the unit of A."""
     step = StepSize() if algorithm.eta is None else StepSize("fixed", eta=algorithm.eta)
-    while True:
-        if algorithm.rule in ("cyclic", "randomized"):
-            log_pi = _single_sweep(arrays, algorithm.rule, step, kind, level, spread, log_pi, rng)
-        else:
-            pi = np.exp(log_pi)
-            noisy = corrupt(arrays.advantage(arrays.values(pi)), kind, level, spread, rng)
-            if algorithm.rule == "batch":
-                sign = np.sign(noisy)
-                log_pi = np.asarray(coordinate_update(log_pi, sign, step.alpha(log_pi, sign)))
-            else:
-                assert algorithm.eta is not None
-                direction = noisy / size
-                if algorithm.rule == "pg":
-                    mu = arrays.live / arrays.live.sum()
-                    system = arrays.system(pi).transpose(0, 2, 1)
-                    right = np.broadcast_to(mu[:, None], (len(pi), len(mu), 1))
-                    visits = np.linalg.solve(system, right)
-                    direction = direction * visits * pi * len(mu)
-                log_pi = np.asarray(log_normalise(log_pi + algorithm.eta * direction)[0])
-        yield log_pi
+    if algorithm.rule in ("cyclic", "randomized"):
+        return _single_sweep(mdp, algorithm.rule, step, critic, log_pi)
+    pi = np.exp(log_pi)
+    values = _values(mdp, pi)
+    q = mdp.reward + mdp.gamma * np.einsum("sat,kt->ksa", mdp.transition, values, optimize=True)
+    noisy = critic.corrupt(q - values[..., None])
+    if algorithm.rule == "batch":
+        sign = np.sign(noisy)
+        return np.asarray(coordinate_update(log_pi, sign, step.alpha(log_pi, sign)))
+    assert algorithm.eta is not None
+    direction = noisy / size
+    if algorithm.rule == "pg":
+        mu = ~mdp.terminal / (~mdp.terminal).sum()
+        right = np.broadcast_to(mu[:, None], (len(pi), len(mu), 1))
+        visits = np.linalg.solve(_system(mdp, pi).transpose(0, 2, 1), right)
+        direction = direction * visits * pi * len(mu)
+    return np.asarray(log_normalise(log_pi + algorithm.eta * direction)[0])
 
 
-def _single_sweep(
-    arrays: _Arrays,
-    rule: str,
-    step: StepSize,
-    kind: Noise,
-    level: Floats,
-    spread: float,
-    log_pi: Floats,
-    rng: np.random.Generator,
-) -> Floats:
-    """As many single updates as there are live pairs: each once (cyclic), or drawn uniformly by every run."""
+def _single_sweep(mdp: MDP, rule: str, step: StepSize, critic: Critic, log_pi: Floats) -> Floats:
+    """As many single updates as there are live pairs: each once (cyclic), or drawn uniformly per run."""
     runs, _, n_actions = log_pi.shape
     log_pi, every = log_pi.copy(), np.arange(runs)
-    states = np.flatnonzero(arrays.live)
+    states = np.flatnonzero(~mdp.terminal)
     order = np.stack([np.repeat(states, n_actions), np.tile(np.arange(n_actions), len(states))], axis=1)
-    inverse, values = _follow(arrays, log_pi)
+    pi = np.exp(log_pi)
+    inverse: Floats = np.linalg.inv(_system(mdp, pi)).astype(np.float64)
+    values = np.asarray(np.einsum("kst,kt->ks", inverse, (pi * mdp.reward).sum(axis=2)))
     for i in range(len(order)):
-        chosen = order[np.full(runs, i)] if rule == "cyclic" else order[rng.integers(len(order), size=runs)]
+        chosen = order[np.full(runs, i)] if rule == "cyclic" else order[critic.rng.integers(len(order), size=runs)]
         state, action = chosen.T
-        q = arrays.reward[state] + arrays.gamma * np.einsum("kat,kt->ka", arrays.transition[state], values)
-        found = q[every, action] - values[every, state]
-        noisy = corrupt(np.where(np.abs(found) > arrays.tol, found, 0.0), kind, level, spread, rng)
+        reward, moves = mdp.reward[state], mdp.transition[state]
+        q = reward + mdp.gamma * np.einsum("kat,kt->ka", moves, values)
+        noisy = critic.corrupt(q[every, action] - values[every, state])
         row = log_pi[every, state]
         sign = np.where(np.arange(n_actions) == action[:, None], np.sign(noisy)[:, None], 0.0)
         new = np.asarray(coordinate_update(row, sign, step.alpha(row, sign)))
         log_pi[every, state] = new
-        # One row of P_pi has changed: Sherman and Morrison give V and the inverse without another solve.
+        # One row of P_pi has changed: Sherman-Morrison gives V and the inverse without another solve.
         change = np.exp(new) - np.exp(row)
-        ahead = arrays.gamma * np.einsum("ka,kat->kt", change, arrays.transition[state])
+        ahead = mdp.gamma * np.einsum("ka,kat->kt", change, moves)
         column = inverse[every, :, state]
         left = np.einsum("kt,ktu->ku", ahead, inverse)
         factor = 1 / (1 - left[every, state])
-        gain = (change * arrays.reward[state]).sum(axis=1) + np.einsum("kt,kt->k", ahead, values)
+        gain = (change * reward).sum(axis=1) + np.einsum("kt,kt->k", ahead, values)
         values = values + column * (gain * factor)[:, None]
         inverse = inverse + column[:, :, None] * (left * factor[:, None])[:, None, :]
     return log_pi
 
 
-def _follow(arrays: _Arrays, log_pi: Floats) -> tuple[Floats, Floats]:
-    """(I - gamma P_pi)^-1 (K, S, S) and V (K, S), afresh."""
-    pi = np.exp(log_pi)
-    inverse: Floats = np.linalg.inv(arrays.system(pi)).astype(np.float64)
-    return inverse, np.asarray(np.einsum("kst,kt->ks", inverse, (pi * arrays.reward).sum(axis=2)))
-
-
-def _summary(points: Ints, found: Floats) -> dict[str, Any]:
-    """Of the seeds (seeds, points): where they end, how well they do on the way, when half have 95 %."""
-    there = found >= 0.95
-    first = np.where(there.any(axis=1), points[there.argmax(axis=1)].astype(float), np.inf)
-    median = float(np.median(first))
+def _summary(points: Ints, found: Floats) -> Row:
+    """The seeds (seeds, points): how they end, how well they do in the second half, when half have 95 %."""
     late = found[:, points >= points[-1] / 2]
     return {
         "final": float(found[:, -1].mean()),
         "late": float(late.mean()),
         "late_low": float(np.quantile(late.mean(axis=1), 0.1)),
         "late_high": float(np.quantile(late.mean(axis=1), 0.9)),
-        "median_first": None if math.isinf(median) else median,
+        "median_first": common.median_first(points, found >= 0.95),
     }
 
 
@@ -381,19 +279,19 @@ def _summary(points: Ints, found: Floats) -> dict[str, Any]:
 def report(folder: Path) -> str:
     """The tables of the parts that are there, from the files in ``folder``."""
     parts = []
-    if (folder / "summary.json").exists():
-        summary = read_json(folder / "summary.json")
-        parts += ["QUICK run: fewer seeds and sweeps than the full one."] if summary["quick"] else []
+    if (folder / SUMMARY).exists():
+        summary = common.read_json(folder / SUMMARY)
+        parts = common.quick_note(summary["quick"], "seeds and sweeps")
         parts += report_tabular(folder, summary["tabular"])
     game = noise_game.report_game(folder)
     if not parts and not game:
         raise CapoError(f"{folder}: neither part of the noise experiment is there; run without --draw-only first")
-    return "\n\n".join([*parts, *(game or ["Note: the part on a game has not been run (--part game)"])])
+    return "\n\n".join([*parts, *(game or ["Note: the game has not been run (--part game)"])])
 
 
-def report_tabular(folder: Path, settings: dict[str, Any]) -> list[str]:
-    """One table a kind of noise: the mean score late in the run, over all MDPs and on the worst of them."""
-    rows = {(r["noise"], r["algorithm"], r["level"], r["mdp"]): r for r in read_csv(folder / "tabular.csv")}
+def report_tabular(folder: Path, settings: Row) -> list[str]:
+    """One table per kind of noise: the mean score late in the run, over all MDPs and on the worst of them."""
+    rows = {(r["noise"], r["algorithm"], r["level"], r["mdp"]): r for r in common.read_csv(folder / "tabular.csv")}
     parts = []
     for kind, levels in settings["levels"].items():
         lines = []
@@ -403,18 +301,12 @@ def report_tabular(folder: Path, settings: dict[str, Any]) -> list[str]:
                 late = [rows[kind, key, level, name]["late"] for name in settings["mdps"]]
                 cells.append(f"{np.mean(late):.3f} ({min(late):.2f})")
             clean = [rows[kind, key, 0.0, name]["median_first"] for name in settings["mdps"]]
-            slow = max(math.inf if math.isnan(value) else value for value in clean)
-            lines.append([algorithm.title, *cells, "-" if math.isinf(slow) else f"{slow:.0f}"])
-        parts.append(
-            text_table(
-                f"{kind}: {NOISES[kind]}",
-                ["", *(f"{level:g}" for level in levels), "sweeps to 95 %"],
-                lines,
-            )
-        )
+            lines.append([algorithm.title, *cells, common.count(max(np.nan_to_num(clean, nan=math.inf)))])
+        header = ["", *(f"{level:g}" for level in levels), "sweeps to 95 %"]
+        parts.append(common.text_table(f"{kind}: {NOISES[kind]}", header, lines))
     parts.append(
-        f"Scores (0: uniform policy, 1: optimal), mean over the second half of {settings['sweeps']} sweeps and "
-        f"{settings['seeds']} seeds:\nmean over {len(settings['mdps'])} MDPs (and on the worst of them). "
+        f"Scores (0: uniform policy, 1: optimal), averaged over the second half of {settings['sweeps']} sweeps "
+        f"and {settings['seeds']} seeds:\nmean over {len(settings['mdps'])} MDPs (and the worst of them). "
         "sweeps to 95 %: without noise, on the slowest MDP."
     )
     return parts
@@ -437,19 +329,23 @@ _OVER_TIME = (("flip", 0.1), ("gauss", 1.0))
 def draw(folder: Path, out: Path) -> list[Path]:
     """tabular.png (scores by noise), tabular_time.png (by sweep) and game.png, of the parts that are there."""
     drawn = []
-    if (folder / "summary.json").exists():
-        settings = read_json(folder / "summary.json")["tabular"]
+    if (folder / SUMMARY).exists():
+        settings = common.read_json(folder / SUMMARY)["tabular"]
         drawn = [draw_tabular(folder, out, settings), draw_tabular_time(folder, out, settings)]
     return drawn + noise_game.draw_game(folder, out)
 
 
-def draw_tabular(folder: Path, out: Path, settings: dict[str, Any]) -> Path:
-    """Score late in the run against the noise, a row a kind of noise and a column an MDP."""
-    table = groups(read_csv(folder / "tabular.csv"), "noise", "mdp", "algorithm")
-    path, names = out / "tabular.png", settings["mdps"]
-    with figures.figure(path, 2, len(names), size=(13, 6.6), sharey=True, sharex="row") as (drawing, axes):
+def draw_tabular(folder: Path, out: Path, settings: Row) -> Path:
+    """Score late in the run against the noise, one row per kind of noise and one column per MDP."""
+    table = common.read_groups(folder / "tabular.csv", "noise", "mdp", "algorithm")
+    text = (
+        f"Advantages from a bad critic: 1 is optimal, 0 the uniform policy; mean of {settings['seeds']} runs "
+        f"over the second half of {settings['sweeps']} sweeps, band 10 % to 90 %"
+    )
+    path = out / "tabular.png"
+    with _panels(path, settings, "score late in the run", text, sharex="row") as axes:
         for axis_row, (kind, label) in zip(axes, _LABELS.items(), strict=True):
-            for axis, name in zip(axis_row, names, strict=True):
+            for axis, name in zip(axis_row, settings["mdps"], strict=True):
                 for key, (colour, style) in _DRAWN.items():
                     rows = table[kind, name, key]
                     x = np.arange(len(rows))
@@ -458,49 +354,45 @@ def draw_tabular(folder: Path, out: Path, settings: dict[str, Any]) -> Path:
                     axis.fill_between(x, low, high, color=colour, alpha=0.1, lw=0)
                 axis.set_xticks(x, [f"{row['level']:g}" for row in rows])
                 axis.set_xlabel(label)
-        _finish(drawing, axes, names, "score late in the run")
-        drawing.suptitle(
-            f"Advantages from a bad critic: 1 is optimal, 0 the uniform policy; mean of {settings['seeds']} runs "
-            f"over the second half of {settings['sweeps']} sweeps, band 10 % to 90 %",
-            x=0.01,
-            ha="left",
-        )
     return path
 
 
-def draw_tabular_time(folder: Path, out: Path, settings: dict[str, Any]) -> Path:
+def draw_tabular_time(folder: Path, out: Path, settings: Row) -> Path:
     """Score by sweep at one level of each kind of noise."""
-    curves = groups(read_csv(folder / "tabular_curves.csv"), "noise", "algorithm", "level")
-    path, names = out / "tabular_time.png", settings["mdps"]
-    with figures.figure(path, 2, len(names), size=(13, 6.6), sharey=True, sharex=True) as (drawing, axes):
-        for axis_row, (kind, level) in zip(axes, _OVER_TIME, strict=True):
-            for axis, name in zip(axis_row, names, strict=True):
+    curves = common.read_groups(folder / "tabular_curves.csv", "noise", "algorithm", "level")
+    ticks = [tick for tick in (0, 3, 10, 30, 100) if tick <= settings["sweeps"]]
+    text = (
+        "Top: one sign in ten is wrong. Bottom: Gaussian noise as large as the spread of A. Mean of "
+        f"{settings['seeds']} runs; 1 is optimal"
+    )
+    path = out / "tabular_time.png"
+    with _panels(path, settings, "score", text, sharex=True) as axes:
+        for axis_row, at in zip(axes, _OVER_TIME, strict=True):
+            for axis, name in zip(axis_row, settings["mdps"], strict=True):
                 for key, (colour, style) in _DRAWN.items():
-                    rows = curves[kind, key, level]
+                    rows = curves[at[0], key, at[1]]
                     x = [row["sweep"] for row in rows]
                     axis.plot(x, [row[name] for row in rows], color=colour, ls=style, label=ALGORITHMS[key].title)
                 axis.set_xscale("symlog", linthresh=5)
                 axis.set_xlim(0, settings["sweeps"])
-                ticks = [tick for tick in (0, 3, 10, 30, 100) if tick <= settings["sweeps"]]
                 axis.set_xticks(ticks, [str(tick) for tick in ticks])
         for axis in axes[1]:
             axis.set_xlabel("sweeps over all pairs")
-        _finish(drawing, axes, names, "score")
-        drawing.suptitle(
-            f"Above: one sign in ten is wrong. Below: Gaussian noise as large as the spread of A. Mean of "
-            f"{settings['seeds']} runs; 1 is optimal",
-            x=0.01,
-            ha="left",
-        )
     return path
 
 
-def _finish(drawing: Any, axes: Any, names: dict[str, str], label: str) -> None:
-    for axis, title in zip(axes[0], names.values(), strict=True):
-        axis.set_title(title)
-    for axis in axes.flat:
-        axis.set_ylim(-0.25, 1.04)
-        axis.axhline(0, color=figures.MUTED, lw=0.8)
-    for axis in axes[:, 0]:
-        axis.set_ylabel(label)
-    figures.legend_below(drawing, axes.flat[:1])
+@contextmanager
+def _panels(path: Path, settings: Row, label: str, text: str, **options: Any) -> Iterator[Any]:
+    """A figure of scores with one column per MDP and two rows of axes, to be filled in."""
+    names = settings["mdps"]
+    with figures.figure(path, 2, len(names), size=(13, 6.6), sharey=True, **options) as (drawing, axes):
+        yield axes
+        for axis, name in zip(axes[0], names, strict=True):
+            axis.set_title(MDPS[name][0])
+        for axis in axes.flat:
+            axis.set_ylim(-0.25, 1.04)
+            axis.axhline(0, color=figures.MUTED, lw=0.8)
+        for axis in axes[:, 0]:
+            axis.set_ylabel(label)
+        figures.legend_below(drawing, axes.flat[:1])
+        common.caption(drawing, text)

@@ -1,7 +1,7 @@
-"""The noise experiment's part on a game: NCAPO and PPO whose training rewards are noisy.
+"""The noise experiment's part on a game: NCAPO and PPO trained with noisy rewards.
 
-The paper's poster shows it on Breakout, without saying what the noise is. Here it is Gaussian, of the poster's
-numbers as standard deviation, on every training reward. Evaluations play the game as it is.
+The paper's poster shows it on Breakout, without saying what the noise is. Here it is Gaussian, with the poster's
+numbers as standard deviation, on every training reward. Evaluations play the game without noise.
 """
 
 from __future__ import annotations
@@ -12,73 +12,61 @@ from typing import Any
 
 import numpy as np
 
-from capo.errors import unknown_name
-from capo.experiments import minatar, variants
-from capo.experiments.common import text_table
-from capo.experiments.minatar import Plan
-from capo.experiments.variants import Variant, VariantJob, finals, interval, mean
-from capo.report import figures, statistics
-from capo.report.folders import Record
+from capo.experiments import results, training
+from capo.experiments.common import Floats, caption, text_table
+from capo.experiments.results import finals, interval, mean
+from capo.experiments.training import Job, Plan
+from capo.report import figures, statistics, wording
+from capo.runs.records import Record
 
-GAME = "breakout"
 LEVELS = (0.0, 3.0, 10.0)  # the poster's
-# Who learns: name -> (title, algorithm, settings). The presets but "paper" and "official" weigh the step with |A|;
-# the paper's argument is about the sign alone.
+# name -> (title, algorithm, settings). All presets except "paper" and "official" weight the step with |A|; the
+# paper's argument is about the sign alone.
 LEARNERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "ncapo": ("NCAPO", "ncapo", {}),
     "ncapo-sign": ("NCAPO, sign of A only", "ncapo", {"advantage_weight": "none"}),
     "ppo": ("PPO", "ppo", {}),
 }
-POSTER = {"ncapo": {0.0: 42, 3.0: 42, 10.0: 24}, "ppo": {0.0: 33, 3.0: 24, 10.0: 7}}  # Breakout, 10 M steps
+POSTER_GAME = "breakout"
+POSTER = {"ncapo": {0.0: 42, 3.0: 42, 10.0: 24}, "ppo": {0.0: 33, 3.0: 24, 10.0: 7}}  # at 10 M steps
 PLAN = Plan()
-QUICK = Plan(frames=10_000, seeds=2, preset="cpu", evaluations=4, episodes=10, final_episodes=10, quick=True)
 QUICK_LEVELS, QUICK_LEARNERS = (0.0, 10.0), ("ncapo", "ppo")
 QUICK_NOTE = "QUICK run of the game: far too few frames and seeds to conclude anything."
 
 
-def variant(learner: str, level: float) -> Variant:
-    """A learner at one level of noise."""
-    title, algorithm, settings = LEARNERS[learner]
-    return Variant(f"{learner}-noise-{level:g}", f"{title}, noise {level:g}", settings, algorithm, level)
-
-
-def jobs(
-    out: Path, quick: bool, games: Sequence[str] | None, algos: Sequence[str] | None, plan: Plan
-) -> list[VariantJob]:
+def jobs(out: Path, games: Sequence[str], plan: Plan, algos: Sequence[str] | None = None) -> list[Job]:
     """The trainings, each of which writes ``<game>-<learner>-noise-<level>.json`` into ``out``."""
-    learners = choose_learners(algos) or (QUICK_LEARNERS if quick else tuple(LEARNERS))
+    chosen = training.choose("algorithm of the noise experiment", algos, LEARNERS)
     return [
-        VariantJob(out, game, variant(learner, level), plan)
-        for game in minatar.choose_games(games or [GAME])
-        for learner in learners
-        for level in (QUICK_LEVELS if quick else LEVELS)
+        Job(out, "noise", game, algorithm, plan, _name(name, level), _title(name, level), settings, level)
+        for game in games
+        for name in chosen or (QUICK_LEARNERS if plan.quick else LEARNERS)
+        for _, algorithm, settings in [LEARNERS[name]]
+        for level in (QUICK_LEVELS if plan.quick else LEVELS)
     ]
 
 
-def choose_learners(given: Sequence[str] | None) -> tuple[str, ...]:
-    """Learners by name, in the order given; empty if none is."""
-    names = [name.lower() for part in given or () for name in part.split(",") if name]
-    for name in names:
-        if name not in LEARNERS:
-            raise unknown_name("algorithm of the noise experiment", name, LEARNERS)
-    return tuple(dict.fromkeys(names))
+def _name(learner: str, level: float) -> str:
+    """In the names of files."""
+    return f"{learner}-noise-{level:g}"
+
+
+def _title(learner: str, level: float) -> str:
+    return f"{LEARNERS[learner][0]}, noise {level:g}"
 
 
 def read(folder: Path) -> tuple[dict[str, dict[tuple[str, float], Record]], list[str]]:
-    """Records by game, then by (learner, level); and what is damaged or unlike, in words."""
-    names = {variant(learner, level).name: (learner, level) for learner in LEARNERS for level in LEVELS}
-    found, notes = variants.read(folder, list(names))
-    games: dict[str, dict[tuple[str, float], Record]] = {}
-    for (game, name), record in found.items():
-        games.setdefault(game, {})[names[name]] = record
-    return games, notes
+    """Records by game, then by (learner, level); and what is damaged or differs, in words."""
+    keys = {_name(learner, level): (learner, level) for learner in LEARNERS for level in LEVELS}
+    found, notes = results.read_variants(folder, list(keys))
+    return {game: {keys[name]: record for name, record in own.items()} for game, own in found.items()}, notes
 
 
 # --- what is printed and drawn --------------------------------------------------------------------------------
 
 
 def report_game(folder: Path) -> list[str]:
-    """A table a game; empty if there is no results file."""
+    """One table per game; empty if there is no results file."""
     games, notes = read(folder)
     if not games:
         return []
@@ -89,29 +77,26 @@ def report_game(folder: Path) -> list[str]:
             scores = finals(record)
             clean = own.get((learner, 0.0))
             kept = "-" if clean is None or level == 0 else _kept(scores, finals(clean))
-            poster = POSTER.get(learner, {}).get(level) if game == GAME else None
-            title = f"{LEARNERS[learner][0]}, noise {level:g}"
-            rows.append([title, len(scores), interval(mean(scores)), kept, "-" if poster is None else poster])
+            poster = POSTER.get(learner, {}).get(level) if game == POSTER_GAME else None
+            shown = "-" if poster is None else poster
+            rows.append([_title(learner, level), len(scores), interval(mean(scores)), kept, shown])
         first = next(iter(own.values()))
         presets = " or ".join(dict.fromkeys(record.preset for record in own.values()))
         parts.append(
             text_table(
                 f"{game}, preset {presets}, {first.frames:,} frames: Gaussian noise on the training rewards, "
                 "none in evaluations",
-                ["", "seeds", "final return [95 %]", "share of its own without noise [95 %]", "poster, 10 M"],
+                ["", "seeds", "final return [95 %]", "share of its return without noise [95 %]", "poster, 10 M"],
                 rows,
             )
         )
     first = next(iter(next(iter(games.values())).values()))
-    parts.append(
-        f"Scores: {first.protocol_line('Final score')}.\n"
-        "Intervals: percentile bootstrap over seeds, 95 %; with fewer than five seeds they are too narrow."
-    )
+    parts.append(f"Scores: {wording.final_score(first)}.\n{results.INTERVALS}{results.TOO_FEW}")
     return parts + [f"Note: {note}" for note in notes]
 
 
-def _kept(scores: Any, clean: Any) -> str:
-    """Mean over mean without noise, with its interval."""
+def _kept(scores: Floats, clean: Floats) -> str:
+    """The mean as a share of the mean without noise, with its interval."""
     if clean.mean() <= 0:
         return "-"
     ratio = statistics.stratified_bootstrap(
@@ -121,7 +106,7 @@ def _kept(scores: Any, clean: Any) -> str:
 
 
 def draw_game(folder: Path, out: Path) -> list[Path]:
-    """game.png: final returns against the noise, and every learner's evaluations; a row a game."""
+    """game.png: final returns against the noise, and every learner's evaluations; one row per game."""
     games, _ = read(folder)
     if not games:
         return []
@@ -136,11 +121,11 @@ def draw_game(folder: Path, out: Path) -> list[Path]:
                 axis.set(title=LEARNERS[learner][0], xlabel="frames")
         figures.legend_below(drawing, list(axes.flat))
         quick = any(record.quick for own in games.values() for record in own.values())
-        drawing.suptitle(
-            f"{'QUICK run; ' if quick else ''}Gaussian noise on the training rewards; returns of the game without "
-            "noise: mean (left) and interquartile mean, 95 % intervals",
-            x=0.01,
-            ha="left",
+        caption(
+            drawing,
+            "Gaussian noise on the training rewards; returns of the game without noise: mean (left) and "
+            "interquartile mean, 95 % intervals",
+            quick,
             fontsize=10.5,
         )
     return [path]
@@ -152,20 +137,12 @@ def _draw_finals(axis: Any, game: str, own: dict[tuple[str, float], Record], lea
         levels = [level for name, level in own if name == learner]
         found = [mean(finals(own[learner, level])) for level in levels]
         x = np.array([LEVELS.index(level) for level in levels]) + 0.06 * (index - (len(learners) - 1) / 2)
-        middle = np.array([float(one.value) for one in found])
-        below = middle - [float(one.low) for one in found]
-        above = [float(one.high) for one in found] - middle
-        axis.errorbar(x, middle, (below, above), color=colour, marker="o", label=LEARNERS[learner][0])
-        if game == GAME and learner in POSTER:
-            values = [POSTER[learner][level] for level in LEVELS]
-            axis.plot(
-                range(len(LEVELS)),
-                values,
-                color=colour,
-                ls=":",
-                lw=1.2,
-                label=f"{LEARNERS[learner][0]}, poster, 10 M",
-            )
+        middle, low, high = np.array([(one.value, one.low, one.high) for one in found], np.float64).T
+        title = LEARNERS[learner][0]
+        axis.errorbar(x, middle, (middle - low, high - middle), color=colour, marker="o", label=title)
+        if game == POSTER_GAME and learner in POSTER:
+            theirs = [POSTER[learner][level] for level in LEVELS]
+            axis.plot(range(len(LEVELS)), theirs, color=colour, ls=":", lw=1.2, label=f"{title}, poster, 10 M")
     axis.set_xticks(range(len(LEVELS)), [f"{level:g}" for level in LEVELS])
     axis.set(title=game.replace("_", " ").title(), xlabel="standard deviation of the noise", ylabel="return")
 
@@ -173,10 +150,9 @@ def _draw_finals(axis: Any, game: str, own: dict[tuple[str, float], Record], lea
 def _draw_curves(axis: Any, own: dict[float, Record]) -> None:
     shades = dict(zip(LEVELS, figures.shades(len(LEVELS)), strict=True))
     for level, record in own.items():
-        if not record.evaluation:
-            continue
-        summary = statistics.summarise_curves(list(record.evaluation.values()))
-        axis.fill_between(summary.frames, summary.low, summary.high, color=shades[level], alpha=0.2, lw=0)
-        axis.plot(summary.frames, summary.iqm, color=shades[level], label=f"noise {level:g}")
+        if record.evaluation:
+            summary = statistics.summarise_curves(list(record.evaluation.values()))
+            axis.fill_between(summary.frames, summary.low, summary.high, color=shades[level], alpha=0.2, lw=0)
+            axis.plot(summary.frames, summary.iqm, color=shades[level], label=f"noise {level:g}")
     axis.set_xlim(left=0)
-    axis.xaxis.set_major_formatter(lambda value, _: minatar._short(value))
+    axis.xaxis.set_major_formatter(figures.short_number)

@@ -1,4 +1,4 @@
-"""The table of rates with numbers in it: how fast each algorithm closes the gap, beside what its theorem promises.
+"""The table of rates in numbers: how fast each algorithm closes the gap, and what its theorem promises.
 
 V*(rho) - V(rho) against iterations for cyclic, randomized and batch CAPO, for policy gradient (with the proven
 step and with a tuned one) and natural policy gradient, on random MDPs with rewards in [0, 1]; mu is uniform.
@@ -15,17 +15,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from capo.experiments.common import groups, read_csv, read_json, text_table, write_csv
-from capo.files import write_json
-from capo.progress import Ticker
-from capo.provenance import provenance
+from capo.experiments import common
+from capo.experiments.common import SUMMARY, Row
+from capo.progress import show_progress
 from capo.report import figures
 from capo.tabular import mdps
 from capo.tabular.baselines import natural_policy_gradient, policy_gradient
 from capo.tabular.mdp import MDP, Floats
 from capo.tabular.solver import Snapshot, solve, solve_many
 from capo.tabular.theory import (
-    Evaluated,
+    PolicyValues,
     batch_rate,
     cyclic_rate,
     natural_gradient_rate,
@@ -34,7 +33,8 @@ from capo.tabular.theory import (
     randomized_rate,
 )
 
-DATA = ("curves.csv", "table.csv", "summary.json")
+DATA = ("curves.csv", "table.csv", SUMMARY)
+OPTIONS = ()
 FAMILIES: dict[str, tuple[str, Callable[[int], MDP]]] = {
     "garnet .9": ("Garnet: 20 states, 4 actions, gamma .9", lambda seed: mdps.garnet(20, 4, 3, 0.9, seed)),
     "random .9": ("Random: 10 states, 3 actions, gamma .9", lambda seed: mdps.random(10, 3, 0.9, seed)),
@@ -42,7 +42,7 @@ FAMILIES: dict[str, tuple[str, Callable[[int], MDP]]] = {
 }
 TARGET = 1e-6
 NPG_ETA = 1.0
-ROUNDING = 1e-13  # a gap below this is round-off: curves end there
+ROUNDING = 1e-13  # a gap below this is round-off, and the curve ends there
 _CURVE_POINTS = 45
 _NAMES = {
     "cyclic": "Cyclic CAPO",
@@ -59,9 +59,9 @@ class Curve:
     """One algorithm on one MDP: gaps after ``iteration`` updates, and its theorem's bound there.
 
     Attributes:
-        sweep: updates that touch as many pairs as the MDP has (S*A single ones, or 1).
-        constant: C where the bound is C/m; None where there is no theorem.
-        printed: the same for the bound as printed, where the proven one differs.
+        sweep: iterations that update as many pairs as the MDP has: S*A, or 1 if each updates all of them.
+        constant: C of the bound C/m; None where there is no theorem.
+        printed: constant and bound as printed in the paper, where the proven ones differ.
     """
 
     algorithm: str
@@ -78,16 +78,18 @@ def run(out: Path, quick: bool = False, progress: bool = True) -> None:
     size = {"instances": 5, "seeds": 100, "sweeps": 60, "pg_iterations": 100_000, "npg_iterations": 3000}
     if quick:
         size = {"instances": 2, "seeds": 20, "sweeps": 40, "pg_iterations": 2000, "npg_iterations": 1000}
-    ticker = Ticker(progress)
-    curves: list[dict[str, Any]] = []
-    table: list[dict[str, Any]] = []
+    ticker = show_progress(progress)
+    curves: list[Row] = []
+    table: list[Row] = []
     total = len(FAMILIES) * size["instances"] * len(_NAMES)
     for family, (_, make) in FAMILIES.items():
         for instance in range(size["instances"]):
             for curve in _curves(make(instance), size):
-                curves += _curve_rows(family, instance, curve)
-                table.append(_table_row(family, instance, curve))
-                ticker.show(f"rates: {len(table)} of {total} curves done, last {curve.algorithm} on {family}")
+                key = {"family": family, "instance": instance, "algorithm": curve.algorithm}
+                curves += _curve_rows(key, curve)
+                table.append({**key, **_table_row(curve)})
+                last = f"{curve.algorithm} on {family}"
+                ticker.show(f"rates: {len(table)} of {total} curves done; the last was {last}")
     ticker.close()
     summary = {
         "experiment": "rates",
@@ -95,16 +97,13 @@ def run(out: Path, quick: bool = False, progress: bool = True) -> None:
         "families": {key: title for key, (title, _) in FAMILIES.items()},
         **size,
         "instances_are": f"MDP seeds 0 to {size['instances'] - 1}",
-        "seeds_are": f"0 to {size['seeds'] - 1}, of the randomized rule, whose gap is their mean",
+        "seeds_are": f"0 to {size['seeds'] - 1}, for the randomized rule, whose gap is their mean",
         "npg_eta": NPG_ETA,
         "target": TARGET,
         "mu": "uniform",
-        "bounds": "the repaired forms of capo.tabular.theory; cyclic as printed too",
-        **provenance(),
+        "bounds": "the repaired forms of capo.tabular.theory; for cyclic also as printed",
     }
-    write_csv(out / "curves.csv", curves)
-    write_csv(out / "table.csv", table)
-    write_json(out / "summary.json", summary)
+    common.write_data(out, summary, curves=curves, table=table)
 
 
 def _curves(mdp: MDP, size: dict[str, int]) -> Iterator[Curve]:
@@ -116,7 +115,7 @@ def _curves(mdp: MDP, size: dict[str, int]) -> Iterator[Curve]:
 
 
 def _single(mdp: MDP, mu: Floats, goal: float, size: dict[str, int]) -> Iterator[Curve]:
-    """The rules that change one pair an iteration."""
+    """The rules that update one pair per iteration."""
     pairs = mdp.n_states * mdp.n_actions
     updates = size["sweeps"] * pairs
     result = solve(mdp, "cyclic", iterations=updates, record_every=updates)
@@ -133,14 +132,14 @@ def _single(mdp: MDP, mu: Floats, goal: float, size: dict[str, int]) -> Iterator
     yield Curve("randomized", many.iteration, goal - many.value.mean(axis=0), pairs, bound, 1 / drawn.c)
 
 
-def _whole(mdp: MDP, mu: Floats, best: Evaluated, goal: float, size: dict[str, int]) -> Iterator[Curve]:
-    """The algorithms that change all pairs an iteration."""
+def _whole(mdp: MDP, mu: Floats, best: PolicyValues, goal: float, size: dict[str, int]) -> Iterator[Curve]:
+    """The algorithms that update all pairs in every iteration."""
     result = solve(mdp, "batch", iterations=size["sweeps"], record_every=1)
     rate = batch_rate(mdp, mu)
     k = result.history["iteration"]
     yield Curve("batch", k, goal - result.history["value"], 1, rate.gap_rho(k), 1 / rate.c)
 
-    least = 1.0  # inf of pi_m(a*|s), which the bound of policy gradient depends on, along this very run
+    least = 1.0  # inf of pi_m(a*|s) along this run, which policy gradient's bound depends on
     optimal_actions = best.policy.argmax(axis=1)
 
     def watch(now: Snapshot) -> None:
@@ -161,14 +160,11 @@ def _whole(mdp: MDP, mu: Floats, best: Evaluated, goal: float, size: dict[str, i
     yield Curve("npg", k, goal - result.history["value"], 1, bound, float(bound[1]))
 
 
-def _table_row(family: str, instance: int, curve: Curve) -> dict[str, Any]:
+def _table_row(curve: Curve) -> Row:
     there = curve.gap <= TARGET
     first = int(curve.iteration[there.argmax()]) if there.any() else None
     printed = curve.printed
     return {
-        "family": family,
-        "instance": instance,
-        "algorithm": curve.algorithm,
         "sweep": curve.sweep,
         "constant": curve.constant,
         "worst_ratio": None if curve.bound is None else _worst(curve.gap, curve.bound),
@@ -186,17 +182,15 @@ def _worst(gap: Floats, bound: Floats) -> float:
     return float((np.maximum(gap, 0) / bound).max())
 
 
-def _curve_rows(family: str, instance: int, curve: Curve) -> list[dict[str, Any]]:
-    """The curve thinned to points that are even in the logarithm, up to where it meets round-off."""
+def _curve_rows(key: Row, curve: Curve) -> list[Row]:
+    """The curve at points evenly spaced in the logarithm, up to where it reaches round-off."""
     below = curve.gap < ROUNDING
     end = int(below.argmax()) if below.any() else len(curve.gap) - 1
     wanted = np.geomspace(1, curve.iteration[end] + 1, _CURVE_POINTS) - 1
     index = np.unique(np.searchsorted(curve.iteration, wanted.round()).clip(max=end))
     return [
         {
-            "family": family,
-            "instance": instance,
-            "algorithm": curve.algorithm,
+            **key,
             "iteration": int(curve.iteration[i]),
             "gap": max(float(curve.gap[i]), ROUNDING),
             "bound": None if curve.bound is None or np.isinf(curve.bound[i]) else float(curve.bound[i]),
@@ -209,63 +203,46 @@ def _curve_rows(family: str, instance: int, curve: Curve) -> list[dict[str, Any]
 
 
 def report(folder: Path) -> str:
-    """The paper's table of rates filled with numbers, from the files in ``folder``."""
-    summary = read_json(folder / "summary.json")
-    table = groups(read_csv(folder / "table.csv"), "family", "algorithm")
+    """The paper's table of rates in numbers, from the files in ``folder``."""
+    summary = common.read_json(folder / SUMMARY)
+    table = common.read_groups(folder / "table.csv", "family", "algorithm")
+    header = ["", "bound x m", "worst gap/bound", f"iterations to {summary['target']:g}", "in sweeps", "last gap"]
     parts = []
     for family, title in summary["families"].items():
         rows: list[list[str]] = []
-        for (name, algorithm), found in table.items():
-            if name != family:
-                continue
-            rows.append(_report_row(_NAMES[algorithm], found, "constant", "worst_ratio"))
+        for algorithm, name in _NAMES.items():
+            found = table[family, algorithm]
+            rows.append(_report_row(name, found, "constant", "worst_ratio"))
             if algorithm == "cyclic":
                 printed = _report_row("  its bound as printed", found, "printed_constant", "printed_worst_ratio")
                 rows.append([*printed[:3], "", "", ""])
-        parts.append(
-            text_table(
-                f"{title}; {summary['instances']} instances",
-                [
-                    "",
-                    "bound x m",
-                    "worst gap/bound",
-                    f"iterations to {summary['target']:g}",
-                    "in sweeps",
-                    "last gap",
-                ],
-                rows,
-            )
-        )
+        parts.append(common.text_table(f"{title}; {summary['instances']} instances", header, rows))
     note = (
         "gap: V* - V at the uniform start distribution; randomized: mean of "
         f"{summary['seeds']} seeds.\nbound x m: the theorem's constant (median over instances). worst gap/bound: "
         "largest over iterations and instances;\nat most 1 means that the bound holds. iterations: median over "
-        "instances (least to most); > n: not within n.\nsweep: S*A single updates, or one iteration that changes "
+        "instances (fewest to most); > n: more than n.\nsweep: S*A single updates, or one iteration that updates "
         "all pairs. last gap: the largest at the end of a run."
     )
-    quick = ["QUICK run: fewer instances, seeds and iterations than the full one."] if summary["quick"] else []
-    return "\n\n".join([*quick, *parts, note])
+    return "\n\n".join([*common.quick_note(summary["quick"], "instances, seeds and iterations"), *parts, note])
 
 
-def _report_row(label: str, rows: list[dict[str, Any]], constant: str, ratio: str) -> list[str]:
+def _report_row(label: str, rows: list[Row], constant: str, ratio: str) -> list[str]:
     constants = [row[constant] for row in rows]
     known = not np.isnan(constants).any()
+    gap = max(row["last_gap"] for row in rows)
     return [
         label,
         f"{np.median(constants):.2g}" if known else "no theorem",
         f"{max(row[ratio] for row in rows):.2g}" if known else "",
         _range(rows, "iterations_to_target", 1),
         _range(rows, "sweeps_to_target", rows[0]["sweep"]),
-        _last_gap(max(row["last_gap"] for row in rows)),
+        f"{gap:.1g}" if gap > 1e-12 else "< 1e-12",
     ]
 
 
-def _last_gap(gap: float) -> str:
-    return f"{gap:.1g}" if gap > 1e-12 else "< 1e-12"
-
-
-def _range(rows: list[dict[str, Any]], column: str, unit: float) -> str:
-    """Median and range over instances, in units of so many iterations; those that did not get there are late."""
+def _range(rows: list[Row], column: str, unit: float) -> str:
+    """Median and range over instances, in units of ``unit`` iterations; whoever never got there is last."""
     needed = [math.inf if math.isnan(row[column]) else row[column] for row in rows]
     last = min(row["last_iteration"] for row in rows) / unit
 
@@ -282,9 +259,9 @@ def _range(rows: list[dict[str, Any]], column: str, unit: float) -> str:
 
 def draw(folder: Path, out: Path) -> list[Path]:
     """rates.png from the files in ``folder``: gaps and bounds by iteration above, gaps by sweep below."""
-    summary = read_json(folder / "summary.json")
-    curves = groups(read_csv(folder / "curves.csv"), "family", "algorithm", "instance")
-    table = read_csv(folder / "table.csv")
+    summary = common.read_json(folder / SUMMARY)
+    curves = common.read_groups(folder / "curves.csv", "family", "algorithm", "instance")
+    table = common.read_csv(folder / "table.csv")
     sweeps = {(row["family"], row["algorithm"]): row["sweep"] for row in table}
     colours = dict(zip(_NAMES, figures.COLOURS, strict=False))
     path = out / "rates.png"
@@ -301,9 +278,8 @@ def draw(folder: Path, out: Path) -> list[Path]:
                 above.plot(k + 1, gap, label=label, **style)
                 below.plot(k / sweeps[family, algorithm], gap, **style)
                 if instance == 0:
-                    above.plot(
-                        k + 1, [row["bound"] for row in rows], ls=(0, (4, 2)), color=colours[algorithm], lw=1.3
-                    )
+                    bound = [row["bound"] for row in rows]
+                    above.plot(k + 1, bound, ls=(0, (4, 2)), color=colours[algorithm], lw=1.3)
             above.set_title(title)
             above.set(xscale="log", yscale="log", xlabel="m (iterations + 1)", ylim=(1e-12, None))
             below.set(xscale="symlog", yscale="log", xlabel="sweeps over all pairs", ylim=(1e-12, 30))
@@ -312,11 +288,10 @@ def draw(folder: Path, out: Path) -> list[Path]:
         axes[1, 0].set_ylabel("V* - V")
         figures.legend_below(drawing, [axes[0, 0]], columns=6)
         worst = max(row["worst_ratio"] for row in table if not math.isnan(row["worst_ratio"]))
-        drawing.suptitle(
-            f"V* - V (solid, {summary['instances']} instances a panel) is at most {worst:.2g} of its theorem's "
-            "bound (dashed). Lower row: the same, counted in sweeps",
-            x=0.01,
-            ha="left",
+        common.caption(
+            drawing,
+            f"V* - V (solid, {summary['instances']} instances per panel) is at most {worst:.2g} times its "
+            "theorem's bound (dashed). Lower row: the same against sweeps",
             fontsize=11.5,
         )
     return [path]

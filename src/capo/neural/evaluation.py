@@ -7,23 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from capo.errors import CapoError
 
-
-def check_seed(seed: Any) -> None:
-    """Raises a CapoError if ``seed`` can't be one."""
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**31:
-        raise CapoError(f"seed {seed!r}: has to be an integer from 0 to 2**31 - 1")
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Evaluation:
     """What :meth:`Agent.evaluate` found.
 
     Attributes:
         returns: (seeds, episodes) undiscounted return of every episode.
         seeds: the seeds whose policies played, in that order.
-        deterministic: whether the likeliest action was taken rather than a sampled one.
+        deterministic: whether the most likely action was taken rather than a sampled one.
         frames: of training behind the policies.
     """
 
@@ -66,5 +58,8 @@ class Evaluation:
     def __str__(self) -> str:
         error = "" if np.isnan(self.standard_error) else f" ± {self.standard_error:.2g}"
         many = f" x {len(self.seeds)} seeds" if len(self.seeds) > 1 else ""
-        how = "likeliest actions" if self.deterministic else "sampled actions"
+        how = "most likely actions" if self.deterministic else "sampled actions"
         return f"return {self.mean:.4g}{error} ({self.returns.shape[1]} episodes{many}, {how})"
+
+    def __repr__(self) -> str:
+        return f"<Evaluation: {self}>"

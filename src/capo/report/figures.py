@@ -1,17 +1,18 @@
-"""One look for all figures: sizes, a palette that colour-blind readers can tell apart, legends below the panels.
+"""One look for all figures: sizes, a palette that colour-blind readers can distinguish, legends below the panels.
 
 matplotlib is an optional extra and is imported only when something is drawn.
 """
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from capo.errors import CapoError
-from capo.files import write_atomically
+from capo.files import atomic_file
 
 # Okabe and Ito's palette, ordered so that neighbours differ in lightness too.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -36,6 +37,11 @@ _STYLE = {
 }
 
 
+def available() -> bool:
+    """Whether matplotlib is installed."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
 def matplotlib() -> Any:
     """The matplotlib package with a backend that needs no display, or an error that says how to install it."""
     try:
@@ -47,11 +53,23 @@ def matplotlib() -> Any:
 
 
 def shades(n: int) -> list[Any]:
-    """n colours from dark to light for values of one ordered quantity, told apart in grey too."""
+    """n colours from dark to light for values of one ordered quantity; they differ in greyscale too."""
     matplotlib()
     from matplotlib import colormaps
 
     return [colormaps["viridis"](0.05 + 0.82 * i / max(n - 1, 1)) for i in range(n)]
+
+
+def short_number(value: float, _: object = None) -> str:
+    """A number for an axis of frames.
+
+    >>> short_number(1_500_000), short_number(20_000), short_number(500)
+    ('1.5M', '20k', '500')
+    """
+    for size, letter in ((1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:g}{letter}"
+    return f"{value:g}"
 
 
 def darker(colour: str, share: float) -> str:
@@ -71,10 +89,10 @@ def figure(
     """A figure with a grid of axes, written to ``path`` (PNG) when the block ends.
 
     Args:
-        path: where to; the file appears as a whole or not at all.
+        path: of the file, which appears whole or not at all.
         rows, columns: of axes.
-        size: inches; at 125 dots each.
-        **options: of ``plt.subplots``.
+        size: in inches, at 125 dots each.
+        **options: for ``plt.subplots``.
     """
     package = matplotlib()
     import matplotlib.pyplot as plt
@@ -84,13 +102,14 @@ def figure(
         try:
             yield drawing, axes
             # Without the version of matplotlib in it, the same data give the same file.
-            write_atomically(path, lambda file: drawing.savefig(file, format="png", metadata={"Software": None}))
+            with atomic_file(path) as file:
+                drawing.savefig(file, format="png", metadata={"Software": None})
         finally:
             plt.close(drawing)
 
 
 def legend_below(drawing: Any, axes: Sequence[Any], columns: int = 7, **options: Any) -> None:
-    """One legend for all panels, below them, where it covers no curve; the first line of each name counts."""
+    """One legend for all panels, below them, where it covers no curve; it shows the first line of each name."""
     found: dict[str, Any] = {}
     for axis in axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):

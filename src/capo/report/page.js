@@ -1,9 +1,9 @@
 "use strict";
-// Draws the page from the data beside it. All text goes in as text nodes: names of folders can't become markup.
+// Draws the page from the data beside it. All text is inserted as text nodes: folder names cannot become markup.
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const page = document.getElementById("page");
-  // The paper's curves begin at 250,000 frames: beside a short run they would only flatten it.
+  // The paper's curves start at 250,000 frames: beside a short run they would only flatten it.
   const long = data.environments.some((one) => one.series.some((series) => series.row.frames >= 1e6));
   const state = { env: 0, centre: "iqm", kind: null, seeds: false, paper: long, off: new Set() };
 
@@ -35,11 +35,11 @@
     return value.toFixed(size >= 100 ? 0 : size >= 10 ? 1 : 2);
   };
   const range = (low, high) => `${number(low)} to ${number(high)}`;
-  const percent = (value) => (known(value) ? `${Math.round(100 * value)} %` : "–");
+  const percent = (value) => (known(value) ? `${Math.round(100 * value)}%` : "–");
   function frames(value) {
     if (!known(value)) return "–";
     for (const [size, letter] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]])
-      if (Math.abs(value) >= size) return `${Number((value / size).toPrecision(3))} ${letter}`;
+      if (Math.abs(value) >= size) return `${Number((value / size).toPrecision(3))}${letter}`;
     return String(Math.round(value));
   }
   const plural = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
@@ -251,7 +251,7 @@
 
   const env = () => data.environments[state.env];
   const kinds = () => ["evaluation", "training"].filter((kind) => env().series.some((one) => one.curves[kind]));
-  const kindNames = { evaluation: "Evaluation", training: "While training" };
+  const kindNames = { evaluation: "Evaluation", training: "Training" };
 
   function pills(name, legend, choices, current, pick) {
     return el("fieldset", {}, el("legend", {}, legend), el("div", { class: "pills" }, choices.map(([value, text, disabled]) =>
@@ -270,9 +270,9 @@
         items.length > 5 ? el("details", {}, el("summary", {}, `${items.length - 5} more`), list(items.slice(5))) : null) : null;
     return [
       el("h1", {}, data.title),
-      el("p", { class: "soft" }, `${plural(data.runs, "run")}, ${plural(data.seeds, "seed")}; made ${data.made} with capo ${data.capo}`),
-      notes("notice", "Missing or damaged", data.problems),
-      notes("remark", "Worth knowing", data.remarks),
+      el("p", { class: "soft" }, `${plural(data.runs, "run")}, ${plural(data.seeds, "seed")}. Made on ${data.made} with capo ${data.capo}.`),
+      notes("notice", "Missing or damaged files", data.problems),
+      notes("remark", "Before you compare", data.remarks),
     ];
   }
 
@@ -282,12 +282,12 @@
     const paper = env().paper.length > 0;
     return el("div", { class: "controls" },
       data.environments.length > 1 ? pills("env", "Environment", data.environments.map((one, i) => [i, one.name]), state.env, choose) : null,
-      pills("centre", "Centre and band", [["iqm", `Interquartile mean, ${percent(data.level)} interval`], ["mean", "Mean ± 0.5 std"]],
+      pills("centre", "Line and band", [["iqm", `Interquartile mean, ${percent(data.level)} interval`], ["mean", "Mean ± 0.5 std"]],
         state.centre, (value) => { state.centre = value; redrawCurves(); }),
-      available.length > 1 ? pills("kind", "Return", available.map((kind) => [kind, kindNames[kind]]), state.kind, (value) => { state.kind = value; redrawCurves(); }) : null,
+      available.length > 1 ? pills("kind", "Curves", available.map((kind) => [kind, kindNames[kind]]), state.kind, (value) => { state.kind = value; redrawCurves(); }) : null,
       el("fieldset", {}, el("legend", {}, "Also show"), el("div", { class: "pills" },
-        toggle("seeds", "Every seed", state.seeds, () => { state.seeds = !state.seeds; redrawCurves(); }),
-        paper ? toggle("paper", "The paper's curves", state.paper, () => { state.paper = !state.paper; redrawCurves(); }) : null)));
+        toggle("seeds", "Individual seeds", state.seeds, () => { state.seeds = !state.seeds; redrawCurves(); }),
+        paper ? toggle("paper", "Paper's curves", state.paper, () => { state.paper = !state.paper; redrawCurves(); }) : null)));
   }
 
   function choose(index) {
@@ -327,7 +327,7 @@
     const legend = el("div", { class: "legend", role: "group", "aria-label": "Curves shown" });
     const place = el("div");
     const redraw = () => place.replaceChildren(chart(lines.filter((line) => !state.off.has(line.label)), {
-      title: `Return on ${env().name} by frames`, xLabel: "frames", yLabel: state.kind === "evaluation" ? "return in evaluation" : "episode return while training",
+      title: `Return on ${env().name} against frames`, xLabel: "frames", yLabel: state.kind === "evaluation" ? "evaluation return" : "training return",
       xText: frames, xTitle: (x) => `${frames(x)} frames`, value: number, height: 440, names: true, x0: 0,
     }));
     for (const line of lines) {
@@ -344,10 +344,10 @@
     return el("section", { id: "curves", "aria-labelledby": "h-curves" },
       el("h2", { id: "h-curves" }, `Learning curves: ${env().name}`), place, legend,
       el("p", { class: "soft" }, state.centre === "iqm"
-        ? `Line: mean over the middle half of the seeds. Band: ${percent(data.level)} bootstrap interval of that mean, point by point.`
-        : "Line: mean over seeds. Band: half a standard deviation over seeds to each side, as in the paper; it is no confidence interval.",
-        gaps ? " Dotted: some seeds have no value there, the others are drawn." : "",
-        state.paper && env().paper.length ? " Dashed: the paper's mean, read off its poster, heavily smoothed at the start." : ""),
+        ? `Line: interquartile mean, the mean over the middle half of the seeds. Band: its pointwise ${percent(data.level)} bootstrap interval.`
+        : "Line: mean over seeds. Band: plus and minus half a standard deviation over seeds, as in the paper; it is not a confidence interval.",
+        gaps ? " Dotted: some seeds have no value there, so the line shows the others." : "",
+        state.paper && env().paper.length ? " Dashed: the paper's mean, read off its poster; it is heavily smoothed at the start." : ""),
       none.length ? el("p", { class: "soft" }, `No ${kindNames[state.kind].toLowerCase()} curve: ${none.join(", ")}.`) : null);
   }
 
@@ -358,7 +358,7 @@
 
   function finalTable() {
     const paper = env().series.some((one) => known(one.row.paper));
-    const cols = ["Seeds", "Frames", `IQM [${percent(data.level)}]`, `Mean [${percent(data.level)}]`, "Std", "Lowest, highest seed", ...(paper ? ["Paper, 10 M"] : [])];
+    const cols = ["Seeds", "Frames", `IQM [${percent(data.level)}]`, `Mean [${percent(data.level)}]`, "Std", "Min, max", ...(paper ? ["Paper (10M)"] : [])];
     const cell = (i, ...content) => el("td", { "data-label": cols[i] }, el("span", {}, ...content));
     const rows = env().series.map((one) => {
       const row = one.row;
@@ -377,7 +377,7 @@
       el("div", { class: "scroll" }, el("table", { class: "data stack", id: "final" },
         el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Algorithm"), cols.map((name) => el("th", { scope: "col" }, name)))), el("tbody", {}, rows))),
       how,
-      el("p", { class: "soft" }, `A score is one seed's mean return. Intervals: percentile bootstrap over seeds, ${data.resamples} draws; with fewer than five seeds they are too narrow.`));
+      el("p", { class: "soft" }, `A score is the mean return of one seed. IQM: interquartile mean over seeds. Intervals: percentile bootstrap over seeds with ${data.resamples} resamples; they are too narrow for fewer than five seeds.`));
   }
 
   function profile() {
@@ -386,50 +386,47 @@
       detail: (i) => `${percent(one.low[i])} to ${percent(one.high[i])}` }));
     return el("section", { "aria-labelledby": "h-profile" },
       el("h2", { id: "h-profile" }, `Performance profile: ${env().name}`),
-      chart(lines, { title: `Share of seeds above a score on ${env().name}`, xLabel: "final score", yLabel: "share of seeds above the score", xText: (x) => String(Number(x.toPrecision(4))),
+      chart(lines, { title: `Share of seeds above a score on ${env().name}`, xLabel: "final score", yLabel: "seeds above the score", xText: (x) => String(Number(x.toPrecision(4))),
         yText: percent, xTitle: (x) => `score above ${number(x)}`, value: percent, height: 300, y: [0, 1], steps: true }),
       el("div", { class: "legend" }, lines.map((line) => el("span", { class: "entry" }, key(line), line.label))),
-      el("p", { class: "soft" }, "Higher and further to the right is better. Where two curves cross, neither is better throughout."));
+      el("p", { class: "soft" }, "Higher and further right is better. Where two curves cross, neither algorithm is better throughout."));
   }
 
   function improvementTable(found, id, title, note) {
     if (!found) return null;
     return el("section", { "aria-labelledby": id }, el("h2", { id }, title),
-      el("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": title }, el("table", { class: "data" },
-        el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "row beats column"), found.labels.map((name) => el("th", { scope: "col" }, name)))),
+      el("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": title }, el("table", { class: "data pairs" },
+        el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Row beats column"), found.labels.map((name) => el("th", { scope: "col" }, name)))),
         el("tbody", {}, found.cells.map((cells, i) => el("tr", {}, el("th", { scope: "row" }, found.labels[i]),
-          cells.map((cell) => el("td", {}, ...(cell ? estimate(cell, percent) : ["·"])))))))),
+          cells.map((cell) => el("td", {}, ...(cell ? estimate(cell, percent) : ["–"])))))))),
       el("p", { class: "soft" }, note));
   }
 
   function protocol() {
-    const pairs = new Map();
+    const lines = new Map(); // what -> how -> whose
     for (const one of env().series) for (const [what, how] of one.protocol) {
-      const line = `${what}\n${how}`;
-      pairs.set(line, [...(pairs.get(line) || []), one.label]);
+      if (!lines.has(what)) lines.set(what, new Map());
+      lines.get(what).set(how, [...(lines.get(what).get(how) || []), one.label]);
     }
-    const all = env().series.length;
     return el("section", { "aria-labelledby": "h-protocol" }, el("h2", { id: "h-protocol" }, "How it was measured"),
-      el("dl", { class: "facts" }, [...pairs].sort().map(([line, labels]) => {
-        const [what, how] = line.split("\n");
-        return [el("dt", {}, what), el("dd", {}, labels.length === all ? how : `${how} (${labels.join(", ")})`)];
-      })));
+      el("dl", { class: "facts" }, [...lines].sort().map(([what, hows]) => [el("dt", {}, what), [...hows].map(([how, labels]) =>
+        el("dd", {}, labels.length === env().series.length ? null : el("b", {}, `${labels.join(", ")}: `), how))])));
   }
 
   function settings() {
     return el("section", { "aria-labelledby": "h-settings" }, el("h2", { id: "h-settings" }, "Settings and versions"),
-      env().series.flatMap((one) => one.runs.map((run) => el("details", {}, el("summary", {}, `${one.label}: ${run.path}`),
-        el("dl", { class: "facts" }, [["preset", run.preset], ["seeds", run.seeds.join(", ")], ["frames a seed", known(run.frames) ? run.frames.toLocaleString("en") : "unknown"], ...run.facts]
+      env().series.flatMap((one) => one.runs.map((run) => el("details", {}, el("summary", {}, one.label, " ", el("span", { class: "soft" }, run.path)),
+        el("dl", { class: "facts" }, [["preset", run.preset], ["seeds", run.seeds.join(", ")], ["frames per seed", known(run.frames) ? run.frames.toLocaleString("en") : "unknown"], ...run.facts]
           .map(([what, value]) => [el("dt", {}, what), el("dd", {}, value)])),
         run.settings.length ? el("ul", { class: "settings" }, run.settings.map(([what, value]) => el("li", {}, el("b", {}, what), el("span", {}, value))))
-          : el("p", { class: "soft" }, "The settings are lost with config.json.")))));
+          : el("p", { class: "soft" }, "Settings unknown: config.json is missing or damaged.")))));
   }
 
   function pictures() {
     const shown = env().series.flatMap((one) => one.runs.flatMap((run) => run.gifs.map((gif) => [one, run, gif])));
     const left = env().series.flatMap((one) => one.runs.flatMap((run) => run.gifs_left_out.map((name) => `${run.path}/${name}`)));
     if (!shown.length && !left.length) return null;
-    return el("section", { "aria-labelledby": "h-gifs" }, el("h2", { id: "h-gifs" }, "Watching it play"),
+    return el("section", { "aria-labelledby": "h-gifs" }, el("h2", { id: "h-gifs" }, "Recorded episodes"),
       el("div", { class: "gifs" }, shown.map(([one, run, gif]) => el("figure", {}, el("img", { src: gif.url, alt: `${one.label} playing ${env().name}` }), el("figcaption", {}, `${one.label}: ${run.path}/${gif.name}`)))),
       left.length ? el("p", { class: "soft" }, `Too large for this page: ${left.join(", ")}`) : null);
   }
@@ -440,8 +437,8 @@
     const overall = data.overall;
     page.replaceChildren(...[
       ...head(), controls(), curves(), finalTable(), profile(),
-      improvementTable(env().improvement, "h-better", `Probability of improvement: ${env().name}`, "Chance that a seed of the row's algorithm scores higher than one of the column's; ties count half. Bootstrap interval over seeds."),
-      overall ? improvementTable(overall, "h-overall", "Probability of improvement: environments together", `Averaged over ${overall.environments.join(", ")}; seeds drawn again within each environment.`) : null,
+      improvementTable(env().improvement, "h-better", `Probability of improvement: ${env().name}`, "Probability that a seed of the row's algorithm scores higher than a seed of the column's; ties count half. Intervals: bootstrap over seeds."),
+      overall ? improvementTable(overall, "h-overall", "Probability of improvement: across environments", `Averaged over ${overall.environments.join(", ")}; seeds are resampled within each environment.`) : null,
       pictures(), protocol(), settings(),
     ].filter(Boolean));
     if (again) page.querySelector(again)?.focus({ preventScroll: true });

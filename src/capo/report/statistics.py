@@ -1,9 +1,9 @@
 """Statistics over few seeds: interquartile mean, stratified bootstrap, profiles, probability of improvement.
 
 The definitions are those of Agarwal et al., *Deep Reinforcement Learning at the Edge of the Statistical
-Precipice* (2021), and of their library rliable. Scores are given by task (game): a sequence of one array
-(runs,) for each task, which may have different lengths. A statistic takes such a sequence with any leading
-axes, ``(..., runs)`` each, and returns ``(...)``: that is what makes the bootstrap one array operation.
+Precipice* (2021), and of their library rliable. Scores are given per task (game): a sequence with one array
+(runs,) for each task, and the arrays may differ in length. A statistic takes such a sequence with any leading
+axes, ``(..., runs)`` each, and returns ``(...)``: that makes the bootstrap one array operation.
 """
 
 from __future__ import annotations
@@ -27,42 +27,53 @@ _BLOCK = 4_000_000  # numbers held at once by one resampling step
 
 @dataclass(frozen=True)
 class Estimate:
-    """A statistic with its interval; all three have the statistic's shape."""
+    """A statistic with its interval; all three have the statistic's shape.
+
+    >>> stratified_bootstrap([[1.0, 2.0, 4.0]], aggregate_mean)
+    Estimate(2.333, interval 1 to 4)
+    """
 
     value: Array
     low: Array
     high: Array
+
+    def __repr__(self) -> str:
+        if np.ndim(self.value):
+            return f"Estimate(array of shape {np.shape(self.value)} with intervals)"
+        return f"Estimate({self.value:.4g}, interval {self.low:.4g} to {self.high:.4g})"
 
 
 @dataclass(frozen=True)
 class CurveSummary:
     """Curves of several seeds on one grid of frames.
 
-    Attributes:
-        frames: (points,) the grid.
-        seeds: (seeds, points) every curve on the grid; nan outside of what the seed has logged.
-        count: (points,) how many seeds there are at each point.
-        mean: (points,) over the seeds there are.
-        std: (points,) standard deviation over seeds (n - 1 in the denominator; 0 for a single seed).
-        iqm: (points,) interquartile mean.
-        low, high: (points,) bootstrap interval of ``iqm``, pointwise.
+    >>> summarise_curves([([0, 10], [1.0, 2.0]), ([0, 10], [3.0, 6.0])])
+    CurveSummary(2 seeds, 2 points, frames 0 to 10, last mean 4)
     """
 
-    frames: Array
-    seeds: Array
-    count: NDArray[np.int64]
-    mean: Array
-    std: Array
-    iqm: Array
-    low: Array
+    frames: Array  # (points,) the grid
+    seeds: Array  # (seeds, points) every curve on the grid; nan outside the frames that the seed has logged
+    count: NDArray[np.int64]  # (points,) how many seeds have a value at each point
+    mean: Array  # (points,) over those seeds
+    std: Array  # (points,) over them (n - 1 in the denominator; 0 for a single seed)
+    iqm: Array  # (points,) interquartile mean
+    low: Array  # (points,) and high: bootstrap interval of iqm, pointwise
     high: Array
+
+    def __repr__(self) -> str:
+        seeds, points = self.seeds.shape
+        if not points:
+            return f"CurveSummary({seeds} seeds, no points)"
+        first, last = (f"{frame:,.0f}" for frame in self.frames[[0, -1]])
+        ends = f"frames {first} to {last}, last mean {self.mean[-1]:.4g}"
+        return f"CurveSummary({seeds} seeds, {points} points, {ends})"
 
 
 def interquartile_mean(values: ArrayLike) -> Array:
-    """Mean of what is left when a quarter of the values is cut off at both ends.
+    """Mean of the middle half: what is left when a quarter of the values is cut off at each end.
 
     Args:
-        values: (..., n); with n values, floor(n / 4) are cut off at each end.
+        values: (..., n); floor(n / 4) of the n values are cut off at each end.
 
     Returns:
         (...)
@@ -119,7 +130,7 @@ def probability_of_improvement(x: Sequence[Array], y: Sequence[Array]) -> Array:
     0.625
     """
     if len(x) != len(y):
-        raise CapoError(f"X has scores of {len(x)} tasks and Y of {len(y)}: they have to be the same tasks")
+        raise CapoError(f"X has scores of {len(x)} tasks and Y of {len(y)}: give the same tasks for both")
     chances = []
     for ours, theirs in zip(x, y, strict=True):
         difference = ours[..., :, None] - theirs[..., None, :]
@@ -134,14 +145,14 @@ def stratified_bootstrap(
     level: float = LEVEL,
     seed: int = 0,
 ) -> Estimate:
-    """A statistic and its percentile interval, the runs of every task drawn again on their own.
+    """A statistic and its percentile interval; the runs are resampled within each task.
 
     Args:
         scores: (runs,) for each task.
-        statistic: see the module's text.
-        resamples: how many times to draw.
+        statistic: a function of such scores; see the module's docstring.
+        resamples: how many times to resample.
         level: of the interval.
-        seed: of the draws.
+        seed: of the random draws.
     """
     tasks = [np.asarray(one, np.float64) for one in scores]
     _check(tasks, resamples, level)
@@ -155,37 +166,21 @@ def stratified_bootstrap(
     return Estimate(np.asarray(statistic(tasks)), low, high)
 
 
-def improvement(
-    x: Sequence[ArrayLike],
-    y: Sequence[ArrayLike],
-    resamples: int = RESAMPLES,
-    level: float = LEVEL,
-    seed: int = 0,
-) -> Estimate:
-    """:func:`probability_of_improvement` with its interval; X and Y are drawn again independently."""
+def improvement(x: Sequence[ArrayLike], y: Sequence[ArrayLike]) -> Estimate:
+    """:func:`probability_of_improvement` with its interval; X and Y are resampled independently."""
     half = len(x)
-    if half != len(y):
-        raise CapoError(f"X has scores of {half} tasks and Y of {len(y)}: they have to be the same tasks")
-    return stratified_bootstrap(
-        [*x, *y],
-        lambda both: probability_of_improvement(both[:half], both[half:]),
-        resamples,
-        level,
-        seed,
-    )
+    return stratified_bootstrap([*x, *y], lambda both: probability_of_improvement(both[:half], both[half:]))
 
 
 def _check(tasks: Sequence[Array], resamples: int, level: float) -> None:
     if not tasks or any(one.ndim != 1 or len(one) == 0 for one in tasks):
         shapes = ", ".join(str(one.shape) for one in tasks) or "none"
-        raise CapoError(
-            f"scores have to be one array (runs,) with at least one run for each task; given: {shapes}"
-        )
+        raise CapoError(f"scores must be one array (runs,) per task, each with at least one run; given: {shapes}")
     if any(not np.isfinite(one).all() for one in tasks):
-        raise CapoError("scores have to be finite numbers: leave out the runs that have none")
+        raise CapoError("scores must be finite numbers: leave out the runs without a score")
     if resamples < 1 or not 0 < level < 1:
         raise CapoError(
-            f"resamples={resamples}, level={level}: at least one resample, and a level between 0 and 1"
+            f"resamples={resamples}, level={level}: resamples must be at least 1, and level between 0 and 1"
         )
 
 
@@ -199,9 +194,9 @@ def _interval(drawn: Array, level: float) -> tuple[Array, Array]:
 
 
 def common_grid(curves: Sequence[tuple[Any, Any]], points: int = 150) -> Array:
-    """Frames on which all curves can be compared: from the first to the last one logged, evenly.
+    """Frames on which all curves can be compared: evenly spaced, from the first to the last one logged.
 
-    Where all curves have the same few frames already, those are taken as they are.
+    If all curves have the same few frames already, those are used as they are.
     """
     logged = [np.asarray(frames, np.float64)[~np.isnan(np.asarray(values))] for frames, values in curves]
     logged = [frames for frames in logged if len(frames)]
@@ -214,7 +209,7 @@ def common_grid(curves: Sequence[tuple[Any, Any]], points: int = 150) -> Array:
 
 
 def on_grid(frames: ArrayLike, values: ArrayLike, grid: Array) -> Array:
-    """A curve on a grid by linear interpolation; nan outside of what it covers.
+    """A curve on a grid by linear interpolation; nan outside the frames it covers.
 
     Args:
         frames: (n,) ascending.
@@ -228,17 +223,11 @@ def on_grid(frames: ArrayLike, values: ArrayLike, grid: Array) -> Array:
     return np.interp(grid, at[known], curve[known], left=np.nan, right=np.nan)
 
 
-def summarise_curves(
-    curves: Sequence[tuple[Any, Any]],
-    points: int = 150,
-    resamples: int = 1000,
-    level: float = LEVEL,
-    seed: int = 0,
-) -> CurveSummary:
+def summarise_curves(curves: Sequence[tuple[Any, Any]], points: int = 150, resamples: int = 1000) -> CurveSummary:
     """Mean, spread, interquartile mean and its interval over the seeds' curves.
 
-    Whole curves are drawn again, so the interval at a point is that of the seeds' values there. Where some seeds
-    have no value (a run that stopped early), the others count, and ``count`` says how many those are.
+    Whole curves are resampled, so the interval at a point is that of the seeds' values there. Where some seeds
+    have no value (a run that stopped early), the others are used, and ``count`` says how many those are.
 
     Args:
         curves: (frames (n,), values (n,)) of each seed; the frames may differ between seeds.
@@ -252,25 +241,24 @@ def summarise_curves(
     mean, std, iqm, low, high = (np.full(shape, np.nan) for _ in range(5))
     # Points with the same seeds are handled together; there are few such groups.
     patterns, group = np.unique(known, axis=1, return_inverse=True) if shape else (known, np.zeros(0, int))
-    for index, pattern in enumerate(patterns.T):
-        if not pattern.any():
-            continue
+    for index in np.flatnonzero(patterns.any(axis=0)):
+        pattern = patterns[:, index]
         here = group.reshape(-1) == index
         values = seeds[np.ix_(pattern, here)]
         mean[here] = values.mean(axis=0)
         std[here] = values.std(axis=0, ddof=1) if len(values) > 1 else 0.0
         iqm[here] = interquartile_mean(values.T)
-        low[here], high[here] = _curve_interval(values, resamples, level, seed)
+        low[here], high[here] = _curve_interval(values, resamples)
     return CurveSummary(grid, seeds, known.sum(axis=0), mean, std, iqm, low, high)
 
 
-def _curve_interval(values: Array, resamples: int, level: float, seed: int) -> tuple[Array, Array]:
+def _curve_interval(values: Array, resamples: int) -> tuple[Array, Array]:
     """Bootstrap interval of the interquartile mean of ``values`` (seeds, points) at every point."""
-    draws = np.random.default_rng(seed).integers(0, len(values), (resamples, len(values)))
+    draws = np.random.default_rng(0).integers(0, len(values), (resamples, len(values)))
     size = max(1, _BLOCK // values.size)
     by_point = np.ascontiguousarray(values.T)  # (points, seeds): sorting runs along memory
     drawn = [
         interquartile_mean(by_point[:, draws[start : start + size]])  # (points, draws, seeds) -> (points, draws)
         for start in range(0, resamples, size)
     ]
-    return _interval(np.concatenate(drawn, axis=1).T, level)
+    return _interval(np.concatenate(drawn, axis=1).T, LEVEL)

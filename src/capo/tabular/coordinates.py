@@ -1,53 +1,49 @@
 """Coordinate rules: which state-action pairs an iteration updates.
 
 =============  ===============================================================================================
-``cyclic``     one pair an iteration, every pair once a cycle (:class:`Cyclic`; almost cyclic: at least once)
-``randomized`` one pair an iteration, drawn from d_gen > 0 (:class:`Randomized`)
+``cyclic``     one pair per iteration, every pair once per cycle (:class:`Cyclic`; almost cyclic: at least once)
+``randomized`` one pair per iteration, drawn from d_gen > 0 (:class:`Randomized`)
 ``batch``      all pairs (:class:`Batch`)
-``on-policy``  the pair that the current policy meets next on a walk through the MDP (:class:`OnPolicy`)
-``behaviour``  the pairs met by following a fixed or an epsilon-greedy policy (:class:`Behaviour`)
-an iterable    of pairs (s, a), or of lists of pairs (:class:`Given`)
+``on-policy``  the next pair on a walk that follows the current policy (:class:`OnPolicy`)
+``behaviour``  the next pairs on a walk that follows a fixed or an epsilon-greedy policy (:class:`Behaviour`)
+an iterable    of pairs (s, a), or of lists of pairs (:class:`FromIterable`)
 =============  ===============================================================================================
 
-A rule is a description without state; ``rule.source(mdp, rng)`` gives what the solver draws from.
+A rule only describes, it has no state; ``rule.source(mdp, rng)`` gives what the solver draws from, except for
+``batch``, which has nothing to draw.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from capo.checks import between, whole
 from capo.errors import CapoError, unknown_name
 from capo.tabular.critic import Walk
-from capo.tabular.mdp import MDP, Bools, Floats, check_distribution
+from capo.tabular.mdp import MDP, Bools, Floats, Ints, as_floats, check_distribution
 
-Ints = npt.NDArray[np.int64]
 ORDERS = ("state-major", "action-major", "permuted", "almost-cyclic")
 
 
 class PairSource:
-    """Single pairs, known without looking at the policy; ``take(n)`` gives the next n as (n, 2).
+    """Pairs that do not depend on the policy, in ``blocks`` (n, 2).
 
-    Fewer than n come back only where the user's iterable has ended.
+    Blocks are mini-batches, or, if ``single``, only a way to make many single pairs at once.
     """
 
-    def __init__(self, blocks: Iterator[Ints]) -> None:
-        self._blocks = blocks
+    def __init__(self, blocks: Iterator[Ints], single: bool = True) -> None:
+        self.blocks, self.single = blocks, single
         self._left = np.empty((0, 2), np.int64)
 
     def take(self, n: int) -> Ints:
-        parts = [self._left]
-        size = len(self._left)
-        while size < n:
-            block = next(self._blocks, None)
-            if block is None:
-                break
+        """(n, 2) the next single pairs; fewer than n only when the user's iterable has ended."""
+        parts, size = [self._left], len(self._left)
+        while size < n and (block := next(self.blocks, None)) is not None:
             parts.append(block)
             size += len(block)
         joined = np.concatenate(parts)
@@ -57,39 +53,47 @@ class PairSource:
 
 @dataclass
 class WalkSource:
-    """Pairs met on a walk that depends on the current policy; ``batch`` of them an iteration."""
+    """Pairs visited on a walk that depends on the current policy; ``batch`` of them per iteration."""
 
     walk: Walk
     rng: np.random.Generator
     batch: int
 
+    @property
+    def single(self) -> bool:
+        """Whether an iteration updates one pair."""
+        return self.batch == 1
+
     def uniforms(self, n: int) -> Floats:
-        """(n, 3) numbers that drive n steps: action, next state, restart."""
+        """(n, 3) random numbers for n steps: action, next state, restart."""
         return self.rng.random((n, 3))
 
 
-@dataclass
-class BatchSource:
-    """All pairs, every iteration."""
+Source = PairSource | WalkSource
 
 
-@dataclass
-class ListSource:
-    """Mini-batches of pairs from a user's iterable."""
+class _Rule:
+    """What rules have in common unless they say otherwise."""
 
-    batches: Iterator[Ints]
+    def cycle_length(self, mdp: MDP) -> int:
+        """Iterations in a cycle: as many as it takes to update S*A pairs."""
+        return mdp.n_states * mdp.n_actions
 
+    def covers(self, mdp: MDP) -> Bools:
+        """(S,) the states that the rule can reach."""
+        return np.ones(mdp.n_states, bool)
 
-Source = PairSource | WalkSource | BatchSource | ListSource
+    def check(self, mdp: MDP) -> None:
+        """Raise a CapoError if the rule does not fit the MDP."""
 
 
 @dataclass(frozen=True)
-class Cyclic:
-    """Every pair once a cycle.
+class Cyclic(_Rule):
+    """Every pair once per cycle.
 
     order: ``state-major`` (0,0), (0,1), ...; ``action-major`` (0,0), (1,0), ...; ``permuted``, a new random
-    order every cycle; ``almost-cyclic``, a random order with S*A/2 extra pairs in every cycle; or an (L, 2) array
-    of pairs that holds each at least once (L > S*A is almost cyclic too).
+    order in every cycle; ``almost-cyclic``, a random order with S*A/2 extra pairs in every cycle; or an (L, 2)
+    array that contains every pair at least once (L > S*A is almost cyclic too).
     """
 
     order: str | Any = "state-major"
@@ -104,15 +108,11 @@ class Cyclic:
     def source(self, mdp: MDP, rng: np.random.Generator) -> PairSource:
         return PairSource(self._cycles(mdp, rng))
 
-    def covers(self, mdp: MDP) -> Bools:
-        return np.ones(mdp.n_states, bool)
-
     def check(self, mdp: MDP) -> None:
-        if isinstance(self.order, str):
-            if self.order not in ORDERS:
-                raise unknown_name("order", self.order, ORDERS)
-        else:
+        if not isinstance(self.order, str):
             self._given(mdp)
+        elif self.order not in ORDERS:
+            raise unknown_name("order", self.order, ORDERS)
 
     def _given(self, mdp: MDP) -> Ints:
         order = check_pairs(self.order, mdp, "order")
@@ -120,7 +120,7 @@ class Cyclic:
         missing = np.setdiff1d(np.arange(mdp.n_states * mdp.n_actions), flat)
         if missing.size:
             s, a = divmod(int(missing[0]), mdp.n_actions)
-            raise CapoError(f"order: pair ({s}, {a}) is missing; a cycle holds every pair at least once")
+            raise CapoError(f"order: pair ({s}, {a}) is missing; a cycle must contain every pair at least once")
         return order
 
     def _cycles(self, mdp: MDP, rng: np.random.Generator) -> Iterator[Ints]:
@@ -141,9 +141,12 @@ class Cyclic:
 
 
 @dataclass(frozen=True)
-class Randomized:
-    """One pair an iteration from d_gen: (S, A) or (S*A,), positive everywhere; uniform if not given; or a
-    function of the iteration (1, 2, ...) that returns one."""
+class Randomized(_Rule):
+    """One pair per iteration, drawn from d_gen.
+
+    d_gen: (S, A) or (S*A,), positive everywhere; a function of the iteration (1, 2, ...) that returns such an
+    array; uniform by default.
+    """
 
     d_gen: Any = None
     name: str = "randomized"
@@ -154,10 +157,7 @@ class Randomized:
         given = self.d_gen(iteration) if callable(self.d_gen) else self.d_gen
         if given is None:
             return np.full(shape, 1 / (shape[0] * shape[1]))
-        try:
-            array = np.asarray(given, np.float64)
-        except (TypeError, ValueError):
-            raise CapoError(f"d_gen: {given!r} is not an array of numbers") from None
+        array = as_floats("d_gen: ", given)
         if array.shape not in (shape, (shape[0] * shape[1],)):
             raise CapoError(f"d_gen: shape {array.shape} must be (S, A) = {shape}")
         if (array == 0).any():
@@ -165,14 +165,8 @@ class Randomized:
             raise CapoError(f"d_gen({s}, {a}) = 0: every pair must be drawn with positive probability")
         return check_distribution(array.ravel(), array.size, "d_gen", positive=True).reshape(shape)
 
-    def cycle_length(self, mdp: MDP) -> int:
-        return mdp.n_states * mdp.n_actions
-
     def source(self, mdp: MDP, rng: np.random.Generator) -> PairSource:
         return PairSource(self._draws(mdp, rng))
-
-    def covers(self, mdp: MDP) -> Bools:
-        return np.ones(mdp.n_states, bool)
 
     def check(self, mdp: MDP) -> None:
         self.distribution(mdp)
@@ -188,7 +182,7 @@ class Randomized:
 
 
 @dataclass(frozen=True)
-class Batch:
+class Batch(_Rule):
     """All pairs, every iteration."""
 
     name: str = "batch"
@@ -196,52 +190,65 @@ class Batch:
     def cycle_length(self, mdp: MDP) -> int:  # noqa: ARG002
         return 1
 
-    def source(self, mdp: MDP, rng: np.random.Generator) -> BatchSource:  # noqa: ARG002
-        return BatchSource()
+
+class _WalkRule(_Rule):
+    """What the rules that walk through the MDP have in common."""
+
+    horizon: int | None
+    restart: Any
 
     def covers(self, mdp: MDP) -> Bools:
-        return np.ones(mdp.n_states, bool)
+        return mdp.reachable(self._origin(mdp))
 
     def check(self, mdp: MDP) -> None:
-        pass
+        if not (self._origin(mdp) > 0)[~mdp.terminal].any():
+            raise CapoError(
+                "walks would start in terminal states only: give a restart distribution over other states"
+            )
+        if self.horizon is not None:
+            whole("horizon", self.horizon)
+
+    def _origin(self, mdp: MDP) -> Floats:
+        given = mdp.start if self.restart is None else self.restart
+        return check_distribution(given, mdp.n_states, "restart distribution")
+
+    def _walk(self, mdp: MDP, rng: np.random.Generator, behaviour: Floats, mix: float, batch: int) -> WalkSource:
+        origin = np.where(mdp.terminal, 0.0, self._origin(mdp))  # a walk cannot start at a terminal state
+        origin = origin / origin.sum()
+        first = int(np.searchsorted(origin.cumsum(), rng.random(), side="right"))
+        first = min(first, int(np.flatnonzero(origin)[-1]))
+        steps = max(mdp.n_states, round(1 / (1 - mdp.gamma))) if self.horizon is None else int(self.horizon)
+        return WalkSource(Walk(behaviour, mix, origin, steps, np.array([first, 0], np.int64)), rng, batch)
 
 
 @dataclass(frozen=True)
-class OnPolicy:
-    """The pair that the current policy meets next.
+class OnPolicy(_WalkRule):
+    """The next pair on a walk that follows the current policy.
 
-    horizon: steps after which the walk restarts (max of S and 1/(1 - gamma) if not given), as it does at
-    terminal states. restart: (S,) where from; the start distribution if not given.
+    horizon: steps after which the walk restarts, as it does at terminal states; by default the larger of S and
+    1/(1 - gamma). restart: (S,) distribution that a walk starts from; by default the start distribution.
     """
 
     horizon: int | None = None
     restart: Any = None
     name: str = "on-policy"
 
-    def cycle_length(self, mdp: MDP) -> int:
-        return mdp.n_states * mdp.n_actions
-
     def source(self, mdp: MDP, rng: np.random.Generator) -> WalkSource:
         uniform = np.full((mdp.n_states, mdp.n_actions), 1 / mdp.n_actions)
-        return _walk_source(mdp, rng, uniform, 1.0, self.restart, self.horizon, 1)
-
-    def covers(self, mdp: MDP) -> Bools:
-        return _met(mdp, self.restart)
-
-    def check(self, mdp: MDP) -> None:
-        _check_walk(mdp, self.restart, self.horizon)
+        return self._walk(mdp, rng, uniform, 1.0, 1)
 
 
 @dataclass(frozen=True)
-class Behaviour:
-    """The pairs met by following a behaviour policy, ``batch_size`` of them an iteration.
+class Behaviour(_WalkRule):
+    """The next pairs on a walk that follows a behaviour policy, ``batch_size`` of them per iteration.
 
-    policy: (S, A), fixed; uniform if not given; or ``"epsilon-greedy"``, which follows the current policy and,
-    with probability ``epsilon``, takes a uniform action instead. horizon, restart: as for :class:`OnPolicy`.
+    policy: (S, A), fixed; or ``"epsilon-greedy"``, which follows the current policy and, with probability
+    ``epsilon``, takes a uniformly random action instead; uniform by default. horizon, restart: as for
+    :class:`OnPolicy`.
     """
 
     policy: Any = None
-    epsilon: float | None = None  # 0.1 if not given
+    epsilon: float | None = None  # 0.1 by default
     batch_size: int = 1
     horizon: int | None = None
     restart: Any = None
@@ -252,9 +259,8 @@ class Behaviour:
         return isinstance(self.policy, str)
 
     def _fixed(self, mdp: MDP) -> Floats:
-        shape = (mdp.n_states, mdp.n_actions)
         if self.policy is None or self._adaptive:
-            return np.full(shape, 1 / mdp.n_actions)
+            return np.full((mdp.n_states, mdp.n_actions), 1 / mdp.n_actions)
         return check_policy(self.policy, mdp, "behaviour policy")
 
     def cycle_length(self, mdp: MDP) -> int:
@@ -263,10 +269,7 @@ class Behaviour:
     def source(self, mdp: MDP, rng: np.random.Generator) -> WalkSource:
         epsilon = 0.1 if self.epsilon is None else self.epsilon
         mix = 1 - epsilon if self._adaptive else 0.0
-        return _walk_source(mdp, rng, self._fixed(mdp), mix, self.restart, self.horizon, int(self.batch_size))
-
-    def covers(self, mdp: MDP) -> Bools:
-        return _met(mdp, self.restart)
+        return self._walk(mdp, rng, self._fixed(mdp), mix, int(self.batch_size))
 
     def check(self, mdp: MDP) -> None:
         if self._adaptive and self.policy != "epsilon-greedy":
@@ -274,23 +277,20 @@ class Behaviour:
         if self.epsilon is not None:
             between("epsilon", self.epsilon, 0, 1)
             if not self._adaptive:
-                raise CapoError("epsilon belongs to behaviour='epsilon-greedy'; a fixed behaviour policy has none")
+                raise CapoError(f"epsilon={self.epsilon} applies to behaviour='epsilon-greedy' only")
         whole("batch_size", self.batch_size)
         self._fixed(mdp)
-        _check_walk(mdp, self.restart, self.horizon)
+        super().check(mdp)
 
 
 @dataclass(frozen=True)
-class Given:
-    """Pairs, or lists of pairs, from any iterable; the run ends where it does."""
+class FromIterable(_Rule):
+    """Pairs, or lists of pairs, from any iterable; the run ends when it does."""
 
     iterable: Iterable[Any]
     name: str = "given"
 
-    def cycle_length(self, mdp: MDP) -> int:
-        return mdp.n_states * mdp.n_actions
-
-    def source(self, mdp: MDP, rng: np.random.Generator) -> PairSource | ListSource:  # noqa: ARG002
+    def source(self, mdp: MDP, rng: np.random.Generator) -> PairSource:  # noqa: ARG002
         items = iter(self.iterable)
         first = next(items, None)
         if first is None:
@@ -298,27 +298,17 @@ class Given:
         items = itertools.chain([first], items)
         try:
             single = np.ndim(first) == 1
-        except ValueError:  # a ragged list: no pair, and as a batch it is refused with its content
+        except ValueError:  # a ragged list is not a pair; as a batch it is refused with its content
             single = False
         if single:
             return PairSource(check_pairs([item], mdp, "coordinate") for item in items)
-        return ListSource(check_pairs(item, mdp, "batch of coordinates") for item in items)
-
-    def covers(self, mdp: MDP) -> Bools:
-        return np.ones(mdp.n_states, bool)
-
-    def check(self, mdp: MDP) -> None:
-        pass
+        return PairSource((check_pairs(item, mdp, "batch of coordinates") for item in items), single=False)
 
 
-Rule = Cyclic | Randomized | Batch | OnPolicy | Behaviour | Given
-RULES: dict[str, Callable[..., Rule]] = {
-    "cyclic": Cyclic,
-    "randomized": Randomized,
-    "batch": Batch,
-    "on-policy": OnPolicy,
-    "behaviour": Behaviour,
-}
+Rule = Cyclic | Randomized | Batch | OnPolicy | Behaviour | FromIterable
+_NAMED: tuple[type[Cyclic | Randomized | Batch | OnPolicy | Behaviour], ...]
+_NAMED = (Cyclic, Randomized, Batch, OnPolicy, Behaviour)
+RULES = {rule.name: rule for rule in _NAMED}
 
 
 def make_rule(rule: Any, **options: Any) -> Rule:
@@ -326,7 +316,9 @@ def make_rule(rule: Any, **options: Any) -> Rule:
     given = {key: value for key, value in options.items() if value is not None}
     if isinstance(rule, Rule):
         if given:
-            raise CapoError(f"rule is a {type(rule).__name__} already: set {', '.join(given)} on it instead")
+            raise CapoError(
+                f"rule is given as an object ({type(rule).__name__}): set {', '.join(given)} on it instead"
+            )
         return rule
     if isinstance(rule, str):
         if rule not in RULES:
@@ -334,14 +326,14 @@ def make_rule(rule: Any, **options: Any) -> Rule:
         try:
             return RULES[rule](**given)
         except TypeError:
-            fields = getattr(RULES[rule], "__dataclass_fields__", {})
             # The behaviour policy is the option `behaviour` to users.
+            fields = RULES[rule].__dataclass_fields__
             wrong = ["behaviour" if key == "policy" else key for key in given if key not in fields]
             raise CapoError(f"rule {rule!r} does not take {', '.join(wrong)}") from None
     if isinstance(rule, Iterable):
         if given:
             raise CapoError(f"an iterable of coordinates does not take {', '.join(given)}")
-        return Given(rule)
+        return FromIterable(rule)
     raise CapoError(f"rule={rule!r} must be one of {', '.join(RULES)}, or an iterable of (state, action) pairs")
 
 
@@ -362,11 +354,8 @@ def check_pairs(given: Any, mdp: MDP, what: str) -> Ints:
 
 
 def check_policy(given: Any, mdp: MDP, what: str) -> Floats:
-    """(S, A) rows that are distributions, or a CapoError."""
-    try:
-        array = np.asarray(given, np.float64)
-    except (TypeError, ValueError):
-        raise CapoError(f"{what}: {given!r} is not an array of numbers") from None
+    """(S, A) policy whose rows are distributions, or a CapoError."""
+    array = as_floats(f"{what}: ", given)
     if array.shape != (mdp.n_states, mdp.n_actions):
         raise CapoError(f"{what}: shape {array.shape} must be (S, A) = {(mdp.n_states, mdp.n_actions)}")
     for s in np.flatnonzero((np.abs(array.sum(axis=1) - 1) > 1e-8) | ~(array >= 0).all(axis=1)):
@@ -377,38 +366,3 @@ def check_policy(given: Any, mdp: MDP, what: str) -> Floats:
 def _pick(cumulative: Floats, uniforms: Floats, n_actions: int) -> Ints:
     flat = np.minimum(np.searchsorted(cumulative, uniforms, side="right"), len(cumulative) - 1)
     return np.stack(np.divmod(flat, n_actions), axis=1).astype(np.int64)
-
-
-def _restart(mdp: MDP, given: Any) -> Floats:
-    if given is not None:
-        return check_distribution(given, mdp.n_states, "restart distribution")
-    return np.asarray(mdp.start)
-
-
-def _met(mdp: MDP, restart: Any) -> Bools:
-    return mdp.reachable(_restart(mdp, restart))
-
-
-def _check_walk(mdp: MDP, restart: Any, horizon: int | None) -> None:
-    origin = _restart(mdp, restart)
-    if not (origin > 0)[~mdp.terminal].any():
-        raise CapoError("walks would start in terminal states only: give a restart distribution elsewhere")
-    if horizon is not None:
-        whole("horizon", horizon)
-
-
-def _walk_source(
-    mdp: MDP,
-    rng: np.random.Generator,
-    behaviour: Floats,
-    mix: float,
-    restart: Any,
-    horizon: int | None,
-    batch: int,
-) -> WalkSource:
-    origin = np.where(mdp.terminal, 0.0, _restart(mdp, restart))  # a walk that starts at an end meets nothing
-    origin = origin / origin.sum()
-    first = int(np.searchsorted(origin.cumsum(), rng.random(), side="right"))
-    first = min(first, int(np.flatnonzero(origin)[-1]))
-    steps = max(mdp.n_states, round(1 / (1 - mdp.gamma))) if horizon is None else int(horizon)
-    return WalkSource(Walk(behaviour, mix, origin, steps, np.array([first, 0], np.int64)), rng, batch)

@@ -1,7 +1,7 @@
 """Exact evaluation that follows the policy.
 
 :class:`DenseCritic`  single coordinates and mini-batches: keeps (I - gamma P_pi)^-1, changed by rank-1 updates.
-:class:`DirectCritic` all pairs at once: one LU solve an iteration, dense or sparse.
+:class:`DirectCritic` all pairs at once: one LU solve per iteration, dense or sparse.
 :class:`SignCritic`   all pairs at once on large sparse MDPs: iterates only as far as the signs need.
 """
 
@@ -20,22 +20,20 @@ from threadpoolctl import ThreadpoolController
 
 from capo.errors import CapoError
 from capo.tabular import kernels
-from capo.tabular.mdp import MDP, Floats
-from capo.update import StepSize
+from capo.tabular.mdp import MDP, Floats, Ints
+from capo.update import KINDS, StepSize
 
-Ints = npt.NDArray[np.int64]
-
-DIRECT_BELOW = 128  # up to this S the inverse is changed at once: the matrix fits the cache
-DEPTH = 48  # pending rank-1 changes above it
-FEW_SUCCESSORS = 1 / 8  # share of entries below which passing over zeros beats a matrix product
-DENSE_BYTES_LIMIT = 4 * 2**30  # what a dense inverse and its work space may take
+DIRECT_BELOW = 128  # up to this S the inverse is changed immediately: the matrix fits in the cache
+DEPTH = 48  # pending rank-1 changes for larger S
+FEW_SUCCESSORS = 1 / 8  # share of entries below which skipping zeros beats a matrix product
+DENSE_BYTES_LIMIT = 4 * 2**30  # the most a dense inverse and its work space may take
 GMRES_DEPTH = 16  # steps between restarts
 STALLED_AFTER = 30  # restarts without progress
-SIGN_CRITIC_ABOVE = 5_000  # from this S on a sparse batch is solved by iteration rather than by LU
+SIGN_CRITIC_ABOVE = 5_000  # from this S on, sparse batch runs evaluate by iteration rather than by LU
 
 
 class _SingleThreadedBLAS:
-    """BLAS on one thread while anybody is inside; the last to leave restores the number there was."""
+    """BLAS on one thread while any thread is inside; the last one to leave restores the previous number."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -58,8 +56,8 @@ class _SingleThreadedBLAS:
                 self._limit.restore_original_limits()
 
 
-# At these sizes starting BLAS's threads costs more than it saves. The limit is of the whole process, and OpenBLAS
-# may ignore one set by another thread than the first: solve_many is inside while its threads come and go.
+# At these sizes starting BLAS's threads costs more than it saves. The limit is process-wide, and OpenBLAS may
+# ignore one that is not set by the main thread: solve_many stays inside while its threads come and go.
 single_threaded_blas = _SingleThreadedBLAS()
 
 
@@ -82,7 +80,7 @@ class Walk:
         mix: weight of the current policy.
         restart: (S,) distribution a walk starts from.
         horizon: steps after which it restarts.
-        position: [state, steps taken in this walk], changed as it goes.
+        position: [state, steps taken in this walk], updated in place.
     """
 
     behaviour: Floats
@@ -94,7 +92,7 @@ class Walk:
 
 @dataclass
 class Steps:
-    """What single-coordinate updates did, in order; ``value`` has n entries, the others the traced ones only."""
+    """What n single-coordinate updates did; ``value`` has n entries, the others those of traced updates."""
 
     state: Ints
     action: Ints
@@ -107,26 +105,19 @@ class Steps:
 def encode(stepsize: StepSize, n_actions: int) -> tuple[int, float, float]:
     """A step size as the numbers the kernels take."""
     full = stepsize.with_defaults(n_actions)
-    if full.kind == "log":
-        return kernels.LOG, full.multiple, 0.0
-    if full.kind == "fixed":
-        return kernels.FIXED, full.eta, 0.0
-    if full.kind == "clipped":
-        return kernels.CLIPPED, full.clip, 0.0
-    assert full.beta is not None
-    assert full.zeta is not None
-    return kernels.ON_POLICY, full.beta, full.zeta
+    first = {"log": full.multiple, "fixed": full.eta, "clipped": full.clip, "on-policy": full.beta}[full.kind]
+    return KINDS.index(full.kind), float(first or 0), float(full.zeta or 0)
 
 
 def greatest_advantage(advantage: Floats) -> float:
-    """The greatest advantage or 0; a run that has left the range of floats must not pass for a solved one."""
+    """The greatest advantage or 0; an error if values overflowed, which must not pass for a solved run."""
     if not np.isfinite(advantage).all():
         raise CapoError("values are no longer finite: use smaller rewards or a smaller step size")
     return max(0.0, float(advantage.max()))
 
 
 def require_dense(n_states: int) -> None:
-    """Refuse what a dense inverse would not fit, before anything is allocated."""
+    """Raise if a dense inverse would not fit in memory, before anything is allocated."""
     needed = 3 * 8 * n_states**2  # the inverse, the factorisation and its copy
     if needed > DENSE_BYTES_LIMIT:
         most = int((DENSE_BYTES_LIMIT / 24) ** 0.5)
@@ -156,7 +147,7 @@ class DenseCritic:
         self.log_policy = np.ascontiguousarray(log_policy, dtype=np.float64).copy()
         self.policy = np.exp(self.log_policy)
         self.counts = np.zeros(log_policy.shape, np.int64)
-        self.refactorisations = -1  # the first factorisation is none
+        self.refactorisations = -1  # the first factorisation does not count
         self._u = np.empty((max(self._depth, 1), mdp.n_states))
         self._w = np.empty_like(self._u)
         self.refactor()
@@ -197,7 +188,7 @@ class DenseCritic:
         return float(np.abs((self.policy * q).sum(axis=1) - self.values).max())
 
     def checked_q(self) -> Floats:
-        """Q (S, A); drift of V beyond rounding is found here and mended by a fresh factorisation."""
+        """Q (S, A); if V has drifted beyond rounding, it is computed afresh first."""
         q = self.mdp.q_values(self.values)
         if self.residual(q) > self._residual_limit:
             self.refactor()
@@ -234,7 +225,7 @@ class DenseCritic:
         return steps
 
     def walk_pairs(self, walk: Walk, uniforms: Floats) -> Ints:
-        """(n, 2) pairs met by walking on under the current policy."""
+        """(n, 2) pairs visited by continuing the walk under the current policy."""
         pairs = np.empty((len(uniforms), 2), np.int64)
         kernels.walk(
             self._csr, self.log_policy, walk.behaviour, walk.mix, self.mdp.terminal,
@@ -261,8 +252,8 @@ class DenseCritic:
 
 
 @dataclass
-class Evaluation:
-    """Signs of all advantages under one policy, and what they came from.
+class AdvantageSigns:
+    """Signs of all advantages under one policy, and the values they came from.
 
     Attributes:
         values: (S,) V, exact or within ``error`` of it everywhere.
@@ -278,25 +269,25 @@ class Evaluation:
 
 
 class DirectCritic:
-    """One LU solve an evaluation; dense or sparse as the MDP is."""
+    """One LU solve per evaluation; dense or sparse like the MDP."""
 
     def __init__(self, mdp: MDP, sign_tol: float) -> None:
         self.mdp, self.sign_tol = mdp, sign_tol
 
-    def evaluate(self, policy: Floats) -> Evaluation:
+    def evaluate(self, policy: Floats) -> AdvantageSigns:
         """Signs of the advantages of ``policy`` (S, A)."""
         values = self.mdp.policy_values(policy)
         advantage = self.mdp.q_values(values) - values[:, None]
         signs = np.sign(advantage).astype(np.int8)
         signs[np.abs(advantage) <= self.sign_tol] = 0
-        return Evaluation(values, signs, greatest_advantage(advantage), 0.0)
+        return AdvantageSigns(values, signs, greatest_advantage(advantage), 0.0)
 
 
 class SignCritic:
     """Only the sign of A matters: a V within e of V_pi makes sign(A) certain wherever \\|A\\| > (1 + gamma) e.
 
     GMRES, preconditioned by Gauss-Seidel sweeps and warm-started at the last policy's values, runs until every
-    sign is certain or its advantage certainly below twice the tolerance, where it counts as 0. The error bound
+    sign is certain, or its advantage is certain to be below twice the tolerance and counts as 0. The error bound
     comes from the true Bellman residual, not from the solver's own recurrence.
     """
 
@@ -317,7 +308,7 @@ class SignCritic:
         self.values = np.zeros(mdp.n_states)
         self.solver_steps = 0
 
-    def evaluate(self, policy: Floats) -> Evaluation:
+    def evaluate(self, policy: Floats) -> AdvantageSigns:
         """Signs of the advantages of ``policy`` (S, A)."""
         gamma = self.mdp.gamma
         indptr, indices, pi_data = self._pattern.indptr, self._pattern.indices, self._pattern.data
@@ -329,7 +320,7 @@ class SignCritic:
         scaled = pi_data * (gamma / diagonal)[self._row]
         scaled[self._own] = 0.0
         system = (indptr, self._middle, indices, scaled)
-        values, steps, residual = self.values, 0, self._residual
+        values, residual = self.values, self._residual
         best, looks = np.inf, 0
         finest = self.sign_tol / (1 + gamma)  # an error that decides every sign
         while True:
@@ -338,7 +329,10 @@ class SignCritic:
             low, high = (bound / (1 - gamma) for bound in bounds)
             error = (high - low) / 2
             centred = values + (low + high) / 2
-            undecided, greatest = self._decide(centred, error)
+            undecided, greatest = kernels.batch_signs(
+                self._indptr, self._indices, self._data, self.mdp.reward, gamma,
+                centred, (1 + gamma) * error, self.sign_tol, self._signs,
+            )  # fmt: skip
             if undecided == 0:
                 break
             best, looks = (error, 0) if error < 0.9 * best else (best, looks + 1)
@@ -349,18 +343,9 @@ class SignCritic:
                 )
             # Far enough to be worth another look, but no further than what decides everything.
             reduction = min(max(1 / 64, 0.5 * finest / error), 0.5)
-            steps += max(1, kernels.gmres_cycle(system, values, residual / diagonal, self._basis, reduction))
-        self.values = values
-        self.solver_steps += steps
-        return Evaluation(centred, self._signs.copy(), greatest + (1 + gamma) * error, error)
-
-    def _decide(self, values: Floats, error: float) -> tuple[int, float]:
-        slack = (1 + self.mdp.gamma) * error
-        undecided, greatest = kernels.batch_signs(
-            self._indptr, self._indices, self._data, self.mdp.reward, self.mdp.gamma,
-            values, slack, self.sign_tol, self._signs,
-        )  # fmt: skip
-        return int(undecided), float(greatest)
+            steps = kernels.gmres_cycle(system, values, residual / diagonal, self._basis, reduction)
+            self.solver_steps += max(1, steps)
+        return AdvantageSigns(centred, self._signs.copy(), greatest + (1 + gamma) * error, error)
 
 
 def _policy_pattern(

@@ -1,4 +1,4 @@
-"""Compiled kernels of the tabular engine; each has a plain twin in the tests.
+"""Compiled kernels of the tabular engine; the tests compare each with a plain version.
 
 One coordinate changes the policy at one state only. With M = (I - gamma P_pi)^-1, changing row s of the policy
 by d gives, with x = M[:, s], g = gamma P[s] x (A,) and the advantages adv (A,) of that row,
@@ -19,16 +19,12 @@ import math
 import numba as nb
 import numpy as np
 
-from capo.update import floor
+from capo.update import KINDS, floor
 
 FLOOR = floor(np.float64)
-LOG, FIXED, CLIPPED, ON_POLICY = 0, 1, 2, 3
+LOG, FIXED, CLIPPED, ON_POLICY = (KINDS.index(kind) for kind in ("log", "fixed", "clipped", "on-policy"))
 _JIT = {"cache": True, "nogil": True}
-_FAST = {
-    "cache": True,
-    "nogil": True,
-    "fastmath": {"reassoc", "contract", "nsz"},
-}  # NaN and infinity keep their meaning
+_FAST = _JIT | {"fastmath": {"reassoc", "contract", "nsz"}}  # NaN and infinity keep their meaning
 
 
 @nb.njit(**_JIT)
@@ -164,23 +160,12 @@ def draw_action(behaviour, row, mix, uniform):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(**_JIT)
-def draw_next(indptr, indices, data, pair, uniform):  # type: ignore[no-untyped-def]
-    total = 0.0
-    last = indices[indptr[pair]]
-    for k in range(indptr[pair], indptr[pair + 1]):
-        if data[k] > 0.0:
-            last = indices[k]
-            total += data[k]
-            if uniform < total:
-                return last
-    return last
-
-
-@nb.njit(**_JIT)
 def advance(csr, n_actions, terminal, restart, horizon, walker, action, uniforms):  # type: ignore[no-untyped-def]
     """Move the walker [state, steps in this walk] one step; restart at an end or after the horizon."""
     indptr, indices, data = csr
-    target = draw_next(indptr, indices, data, walker[0] * n_actions + action, uniforms[1])
+    pair = walker[0] * n_actions + action
+    successors = slice(indptr[pair], indptr[pair + 1])
+    target = indices[successors][draw(data[successors], uniforms[1])]
     walker[1] += 1
     if terminal[target] or walker[1] >= horizon:
         walker[0] = draw(restart, uniforms[2])

@@ -1,4 +1,4 @@
-"""Finite Markov decision processes: arrays in, validated; dense or sparse; importers and exporters."""
+"""Finite Markov decision processes, dense or sparse: validation, importers, saving and loading."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ import scipy.sparse as sp
 import scipy.sparse.linalg
 
 from capo.errors import CapoError
-from capo.files import write_atomically
+from capo.files import atomic_file
+from capo.tabular import gymnasium_table
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-SUM_TOLERANCE = 1e-8  # how far a row of probabilities may be from 1 before it is refused
+SUM_TOLERANCE = 1e-8  # how far the sum of a row of probabilities may be from 1; more in single precision
 FORMAT = "capo-mdp-1"
 
 
@@ -38,13 +40,14 @@ class MDP:
 
     Args:
         transition: probabilities P(s' | s, a): an (S, A, S) array, or a scipy.sparse (S*A, S) matrix whose row
-            ``s * A + a`` belongs to (s, a). Duplicate sparse entries are added up.
-        reward: (S, A); or (S, A, S), one for each transition (for sparse transitions a sparse (S*A, S) matrix
-            works too), of which the expectation is kept.
+            ``s * A + a`` belongs to (s, a). Duplicate sparse entries are summed.
+        reward: (S, A); or (S, A, S), one per transition (for sparse transitions also a sparse (S*A, S) matrix), of
+            which the expectation is kept.
         gamma: discount in (0, 1).
-        start: (S,) start distribution rho; uniform if not given.
+        start: (S,) start distribution rho; uniform by default.
         terminal: states (indices or an (S,) mask) where an episode ends. They become absorbing with reward 0,
-            whatever their rows said. States that are already so are found without being named.
+            whatever their rows say. States that are already absorbing with reward 0 are found automatically.
+        name: for display.
 
     >>> import numpy as np
     >>> two = MDP(np.full((2, 2, 2), 0.5), np.eye(2), gamma=0.9)
@@ -71,24 +74,25 @@ class MDP:
         ends = _terminal_mask(terminal, self.n_states)
         if ends is not None and ends.any():
             self._rows = _make_absorbing(self._rows, ends, self.n_actions)
-        self._rows = _check_probabilities(self._rows, self.n_actions, _sum_tolerance(transition))
+        single = getattr(transition, "dtype", None) in (np.float32, np.float16)
+        self._rows = _check_probabilities(self._rows, self.n_actions, 1e-5 if single else SUM_TOLERANCE)
         rewards = _expected_reward(reward, self._rows, shape, ends)
         largest = float(np.abs(rewards).max())
         if not np.isfinite(largest / (1 - self.gamma) * 1e8):
-            raise CapoError(f"rewards of size {largest:g} are too large: values would leave the range of floats")
+            raise CapoError(f"rewards of size {largest:g} are too large: values would overflow")
         self.reward: Floats = rewards
-        self.start: Floats = _check_start(start, self.n_states)
+        self.start: Floats = check_distribution(start, self.n_states, "start distribution")
         found = self._absorbing() & (rewards == 0).all(axis=1)
         self.terminal: Bools = found if ends is None else (found | ends)
         self._freeze()
 
     def _freeze(self) -> None:
-        """What was checked stays as it was checked."""
+        """Make the arrays read-only, so that they stay as they were checked."""
         stored = (self._rows.data, self._rows.indices, self._rows.indptr) if self.is_sparse else (self._rows,)
         for array in (self.reward, self.start, self.terminal, *stored):
             array.flags.writeable = False
 
-    # --- what the engines read -------------------------------------------------------------------------------
+    # --- what algorithms read --------------------------------------------------------------------------------
 
     @property
     def transition(self) -> Any:
@@ -103,7 +107,7 @@ class MDP:
         return self._rows
 
     def csr(self) -> sp.csr_array:
-        """Transitions as a CSR array (S*A, S), whatever they are stored as."""
+        """Transitions as a CSR array (S*A, S), however they are stored."""
         return self._rows if self.is_sparse else sp.csr_array(self._rows)
 
     def q_values(self, values: Floats) -> Floats:
@@ -122,7 +126,7 @@ class MDP:
         return weights @ self._rows
 
     def policy_values(self, policy: Floats) -> Floats:
-        """V_pi (S,), by one direct solve: the plain evaluation that everything fast is checked against."""
+        """V_pi (S,), by one direct solve: the plain evaluation that the fast ones are checked against."""
         matrix = self.policy_transition(policy)
         reward = (policy * self.reward).sum(axis=1)
         if self.is_sparse:
@@ -131,7 +135,7 @@ class MDP:
         return np.linalg.solve(np.eye(self.n_states) - self.gamma * matrix, reward)
 
     def reachable(self, origin: Floats | None = None) -> Bools:
-        """(S,) mask of the states that some policy meets from ``origin`` (the start distribution)."""
+        """(S,) mask of the states that some policy can reach from ``origin`` (default: the start distribution)."""
         origin = self.start if origin is None else origin
         rows = self.csr()
         leads = sp.csr_array((np.ones(rows.nnz, np.int8), rows.indices, rows.indptr), shape=rows.shape)
@@ -139,9 +143,9 @@ class MDP:
         frontier = seen.copy()
         while frontier.any():
             pairs = np.repeat(frontier, self.n_actions).astype(np.int32)
-            met = np.asarray(leads.T @ pairs) > 0
-            frontier = met & ~seen
-            seen |= met
+            reached = np.asarray(leads.T @ pairs) > 0
+            frontier = reached & ~seen
+            seen |= reached
         return seen
 
     # --- rewards in [0, 1] -----------------------------------------------------------------------------------
@@ -149,18 +153,14 @@ class MDP:
     def rescale_rewards(self) -> MDP:
         """The same MDP with rewards mapped affinely onto [0, 1]; :meth:`original_values` maps values back.
 
-        The map shifts the reward of absorbing states too, or it would change which policy is best.
+        The map also shifts the reward of absorbing states; otherwise it would change which policy is best.
         """
         low, high = float(self.reward.min()), float(self.reward.max())
         scale = high - low if high > low else 1.0
-        rescaled = object.__new__(MDP)
-        rescaled.__dict__.update(self.__dict__)
-        rescaled.reward = (self.reward - low) / scale
-        rescaled.reward.flags.writeable = False
         # Composed with an earlier map, so that values always map back to the MDP the user built.
         first = self.reward_map
-        rescaled.reward_map = RewardMap(scale * first.scale, first.shift + low * first.scale)
-        return rescaled
+        composed = RewardMap(scale * first.scale, first.shift + low * first.scale)
+        return self._copy(reward=(self.reward - low) / scale, reward_map=composed)
 
     def original_values(self, values: npt.ArrayLike) -> Floats:
         """Values of the rescaled MDP in the units of the rewards the MDP was built with."""
@@ -168,17 +168,16 @@ class MDP:
 
     def with_gamma(self, gamma: float) -> MDP:
         """The same MDP with another discount."""
-        changed = object.__new__(MDP)
-        changed.__dict__.update(self.__dict__)
-        changed.gamma = _check_gamma(gamma)
-        return changed
+        return self._copy(gamma=_check_gamma(gamma))
 
     def with_start(self, start: Any) -> MDP:
         """The same MDP with another start distribution (S,)."""
+        return self._copy(start=check_distribution(start, self.n_states, "start distribution"))
+
+    def _copy(self, **changes: Any) -> MDP:
         changed = object.__new__(MDP)
-        changed.__dict__.update(self.__dict__)
-        changed.start = _check_start(start, self.n_states)
-        changed.start.flags.writeable = False
+        changed.__dict__.update(self.__dict__ | changes)
+        changed._freeze()
         return changed
 
     @property
@@ -192,27 +191,16 @@ class MDP:
     def from_gymnasium(cls, env: Any, gamma: float, **make_options: Any) -> MDP:
         """The MDP of a Gymnasium toy-text environment: an id such as ``"FrozenLake-v1"``, or an environment.
 
-        A transition flagged as terminated is worth its reward and nothing after. The states such transitions
-        lead to become terminal; where one can also be met in mid-episode, an extra absorbing state is added
-        for the endings instead.
+        A transition flagged as terminated is worth its reward and nothing after it. The states that such
+        transitions lead to become terminal. If one of them can also be reached in mid-episode, an extra absorbing
+        state takes the endings instead.
         """
-        if isinstance(env, str):
-            env = _make_gymnasium(env, make_options)
-        inner = getattr(env, "unwrapped", env)
-        table = getattr(inner, "P", None)
-        if table is None:
-            raise CapoError(
-                f"{env} has no transition table `P`: only Gymnasium's toy-text environments "
-                "(FrozenLake-v1, Taxi-v4, CliffWalking-v1) can be turned into an MDP"
-            )
-        _check_table(table)
-        start = np.asarray(getattr(inner, "initial_state_distrib", np.ones(len(table))), np.float64)
-        name = env.spec.id if getattr(env, "spec", None) is not None else type(inner).__name__
-        return _from_table(cls, table, start / start.sum(), gamma, name)
+        transition, reward, start, terminal, name = gymnasium_table.read(env, make_options)
+        return cls(transition, reward, gamma, start, terminal=terminal, name=name)
 
     @classmethod
     def from_mdptoolbox(cls, transitions: Any, rewards: Any, gamma: float, start: Any = None) -> MDP:
-        """An MDP in pymdptoolbox's layout, the action first.
+        """An MDP in pymdptoolbox's layout, with the action first.
 
         Args:
             transitions: (A, S, S) array, or a list of A (S, S) arrays or sparse matrices.
@@ -231,16 +219,12 @@ class MDP:
                 return sp.csr_array(sp.vstack([sp.csr_array(part) for part in parts]))[order]
             return np.stack([part.toarray() if sp.issparse(part) else part for part in parts], axis=1)
 
-        reward: Any
         listed = isinstance(rewards, list | tuple) and any(sp.issparse(part) for part in rewards)
-        plain = None if listed or sp.issparse(rewards) else _floats(rewards, "rewards")
-        if plain is not None and plain.ndim == 1:
-            reward = np.repeat(plain[:, None], n_actions, axis=1)
-        elif plain is not None and plain.ndim == 2:
-            reward = plain
-        elif sp.issparse(rewards):
-            reward = rewards.toarray()
-        else:
+        reward: Any = rewards.toarray() if sp.issparse(rewards) else rewards
+        reward = reward if listed else _floats(reward, "rewards")
+        if not listed and reward.ndim == 1:
+            reward = np.repeat(reward[:, None], n_actions, axis=1)
+        elif listed or reward.ndim != 2:
             parts = _action_matrices(rewards, "rewards")
             if len(parts) != n_actions or parts[0].shape != matrices[0].shape:
                 raise CapoError(
@@ -251,7 +235,7 @@ class MDP:
         return cls(by_state(matrices), reward, gamma, start)
 
     def save(self, path: str | Path) -> Path:
-        """Write the MDP to ``path`` (.npz): plain arrays, a JSON manifest with a checksum, no pickle."""
+        """Write the MDP to ``path`` (.npz): plain arrays and a JSON manifest with a checksum, no pickle."""
         target = Path(path)
         if target.suffix != ".npz":
             target = target.with_name(target.name + ".npz")
@@ -268,17 +252,16 @@ class MDP:
             "sha256": _checksum(arrays),
         }
         encoded = np.frombuffer(json.dumps(manifest).encode(), np.uint8)
-        return write_atomically(
-            target,
-            lambda file: np.savez_compressed(file, manifest=encoded, **arrays),  # type: ignore[arg-type]
-        )
+        with atomic_file(target) as file:
+            np.savez_compressed(file, manifest=encoded, **arrays)  # type: ignore[arg-type]
+        return target
 
     @classmethod
     def load(cls, path: str | Path) -> MDP:
         """Read an MDP written by :meth:`save`, or any .npz with arrays transition, reward and gamma."""
         target = Path(path)
         if not target.exists() and target.with_name(target.name + ".npz").exists():
-            target = target.with_name(target.name + ".npz")  # as `save` names it
+            target = target.with_name(target.name + ".npz")  # the name `save` gave it
         if not target.is_file():
             raise CapoError(f"{target} does not exist")
         try:
@@ -286,7 +269,7 @@ class MDP:
                 arrays = {key: archive[key] for key in archive.files}
         except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zipfile.LargeZipFile) as error:
             raise CapoError(f"{target} is damaged or not an .npz file: {error}") from error
-        except Exception as error:  # zlib.error and struct.error: what a damaged archive raises is not one type
+        except Exception as error:  # zlib.error and struct.error: damaged archives raise various types
             raise CapoError(f"{target} is damaged: {type(error).__name__}: {error}") from error
         if "manifest" not in arrays:
             return cls._from_foreign(arrays, target)
@@ -320,34 +303,33 @@ class MDP:
         if missing:
             raise CapoError(
                 f"{target} has no {', '.join(missing)}: an .npz needs arrays transition (S, A, S), reward "
-                f"(S, A) or (S, A, S) and gamma, with start and terminal if wanted; it has {sorted(arrays)}"
+                f"(S, A) or (S, A, S) and gamma, and optionally start and terminal; it has {sorted(arrays)}"
             )
-        return cls(
-            arrays["transition"],
-            arrays["reward"],
-            arrays["gamma"],
-            arrays.get("start"),
-            terminal=arrays.get("terminal"),
-            name=target.stem,
-        )
+        known = ("transition", "reward", "gamma", "start", "terminal")
+        return cls(**{key: arrays[key] for key in known if key in arrays}, name=target.stem)
 
     # --- details ---------------------------------------------------------------------------------------------
 
     def _absorbing(self) -> Bools:
-        """(S,) mask of states that every action leaves with certainty in themselves."""
-        stay = np.repeat(np.arange(self.n_states), self.n_actions)
-        if self.is_sparse:
-            own = sp.csr_array((np.ones(len(stay)), (np.arange(len(stay)), stay)), shape=self._rows.shape)
-            probability = np.asarray(self._rows.multiply(own).sum(axis=1)).ravel()
-        else:
-            probability = self._rows[np.arange(len(stay)), stay]
-        certain: Bools = (probability.reshape(self.n_states, self.n_actions) == 1).all(axis=1)
-        return certain
+        """(S,) mask of the states that no action can leave."""
+        own = np.repeat(np.arange(self.n_states), self.n_actions)
+        stay = np.asarray(self._rows[np.arange(len(own)), own]).reshape(self.n_states, self.n_actions)
+        return np.asarray((stay == 1).all(axis=1))
+
+    @property
+    def label(self) -> str:
+        """The name, for a sentence."""
+        return self.name or "an MDP"
+
+    @property
+    def summary(self) -> str:
+        """The size, for a sentence."""
+        states, actions = ("s" if n != 1 else "" for n in (self.n_states, self.n_actions))
+        return f"{self.n_states} state{states}, {self.n_actions} action{actions}, gamma {self.gamma:g}"
 
     def __repr__(self) -> str:
         kind = "sparse" if self.is_sparse else "dense"
-        label = f"{self.name}: " if self.name else ""
-        return f"MDP({label}{self.n_states} states, {self.n_actions} actions, gamma {self.gamma:g}, {kind})"
+        return f"MDP({f'{self.name}: ' if self.name else ''}{self.summary}, {kind})"
 
 
 # --- validation ----------------------------------------------------------------------------------------------
@@ -359,12 +341,12 @@ def _check_gamma(gamma: float) -> float:
     except (TypeError, ValueError):
         raise CapoError(f"gamma={gamma!r} must be a number strictly between 0 and 1") from None
     if not 0 < value < 1:
-        raise CapoError(f"gamma={value!r} must lie strictly between 0 and 1")
+        raise CapoError(f"gamma={value!r} must be strictly between 0 and 1")
     return value
 
 
 def _floats(given: Any, what: str) -> Floats:
-    """An array of float64, or a CapoError; complex numbers are refused rather than cut."""
+    """An array of float64, or a CapoError; complex numbers are refused rather than truncated."""
     try:
         array = np.asarray(given)
         if np.iscomplexobj(array):
@@ -374,12 +356,6 @@ def _floats(given: Any, what: str) -> Floats:
         if isinstance(error, CapoError):
             raise
         raise CapoError(f"{what} are not an array of numbers: {error}") from None
-
-
-def _sum_tolerance(transition: Any) -> float:
-    """How far a row may be from 1: single precision rounds more."""
-    dtype = getattr(transition, "dtype", None)
-    return 1e-5 if dtype in (np.float32, np.float16) else SUM_TOLERANCE
 
 
 def _transition_rows(transition: Any) -> tuple[Any, tuple[int, int]]:
@@ -393,7 +369,7 @@ def _transition_rows(transition: Any) -> tuple[Any, tuple[int, int]]:
                 f"sparse transitions of shape {transition.shape} must be (S*A, S): {n_pairs} rows is not a "
                 f"positive multiple of {n_states} columns"
             )
-        # COO first: that conversion keeps duplicates, which the one to CSR then adds up.
+        # COO first: that conversion keeps duplicates, which the one to CSR then sums.
         rows = sp.csr_array(sp.coo_array(transition), dtype=np.float64)
         rows.sum_duplicates()
         rows.eliminate_zeros()
@@ -408,20 +384,21 @@ def _transition_rows(transition: Any) -> tuple[Any, tuple[int, int]]:
 
 
 def _check_probabilities(rows: Any, n_actions: int, tolerance: float) -> Any:
-    """The rows, refused if they are no distributions and scaled to sum to 1 where rounding left them off."""
+    """The rows, refused if they are not distributions, and scaled where rounding keeps the sum from 1."""
     entries = rows.data if sp.issparse(rows) else rows
     if not np.isfinite(entries).all() or (entries < 0).any():
-        pair, target, value = _first_bad_entry(rows)
-        kind = "negative" if value < 0 else "not finite"
+        bad = sp.coo_array(rows)
+        first = np.flatnonzero(~np.isfinite(bad.data) | (bad.data < 0))[0]
+        (s, a), value = divmod(int(bad.row[first]), n_actions), float(bad.data[first])
         raise CapoError(
-            f"P(s'={target} | s={pair // n_actions}, a={pair % n_actions}) = {value!r} is {kind}: "
+            f"P(s'={bad.col[first]} | s={s}, a={a}) = {value!r} is {'negative' if value < 0 else 'not finite'}: "
             "probabilities must be finite and at least 0"
         )
     sums = np.asarray(rows.sum(axis=1)).ravel()
     wrong = np.flatnonzero(np.abs(sums - 1) > tolerance)
     if wrong.size:
         pair = int(wrong[0])
-        more = f"; so do {wrong.size - 1} other rows" if wrong.size > 1 else ""
+        more = f"; {wrong.size - 1} other rows do not either" if wrong.size > 1 else ""
         raise CapoError(
             f"the probabilities of state {pair // n_actions}, action {pair % n_actions} sum to {sums[pair]:.12g}, "
             f"off by {sums[pair] - 1:+.3g}: each row must sum to 1 within {tolerance:g}{more}"
@@ -431,17 +408,8 @@ def _check_probabilities(rows: Any, n_actions: int, tolerance: float) -> Any:
     return sp.csr_array(sp.diags_array(1 / sums) @ rows) if sp.issparse(rows) else rows / sums[:, None]
 
 
-def _first_bad_entry(rows: Any) -> tuple[int, int, float]:
-    if sp.issparse(rows):
-        where = int(np.flatnonzero(~np.isfinite(rows.data) | (rows.data < 0))[0])
-        pair = int(np.searchsorted(rows.indptr, where, side="right")) - 1
-        return pair, int(rows.indices[where]), float(rows.data[where])
-    pair, target = np.argwhere(~np.isfinite(rows) | (rows < 0))[0]
-    return int(pair), int(target), float(rows[pair, target])
-
-
 def _expected_reward(reward: Any, rows: Any, shape: tuple[int, int], ends: Bools | None) -> Floats:
-    """(S, A) expected rewards; 0 at the ends, whatever was given there."""
+    """(S, A) expected rewards; 0 at terminal states, whatever was given there."""
     n_states = shape[0]
     ended = np.zeros(n_states, bool) if ends is None else ends
     if sp.issparse(reward) and reward.shape == shape != rows.shape:
@@ -451,22 +419,19 @@ def _expected_reward(reward: Any, rows: Any, shape: tuple[int, int], ends: Bools
             raise CapoError(f"sparse rewards of shape {reward.shape} must be (S*A, S) = {rows.shape}")
         expected = np.asarray(sp.csr_array(rows).multiply(sp.csr_array(reward)).sum(axis=1)).reshape(shape)
     else:
-        given = _floats(reward, "rewards").copy()
-        if given.shape in (shape, (*shape, n_states)):
-            given[ended] = 0.0
-        if given.shape == shape:
-            expected = given
-        elif given.shape == (*shape, n_states):
-            if not np.isfinite(given).all():
-                s, a, t = np.argwhere(~np.isfinite(given))[0]
-                raise CapoError(f"reward r(s={s}, a={a}, s'={t}) = {float(given[s, a, t])!r} is not finite")
-            flat = given.reshape(-1, n_states)
+        expected = _floats(reward, "rewards").copy()
+        if expected.shape not in (shape, per_transition := (*shape, n_states)):
+            raise CapoError(
+                f"rewards of shape {expected.shape} must be (S, A) = {shape} or (S, A, S) = {per_transition}"
+            )
+        expected[ended] = 0.0
+        if expected.ndim == 3:
+            if not np.isfinite(expected).all():
+                s, a, t = np.argwhere(~np.isfinite(expected))[0]
+                raise CapoError(f"reward r(s={s}, a={a}, s'={t}) = {float(expected[s, a, t])!r} is not finite")
+            flat = expected.reshape(-1, n_states)
             product = rows.multiply(flat) if sp.issparse(rows) else rows * flat
             expected = np.asarray(product.sum(axis=1)).reshape(shape)
-        else:
-            raise CapoError(
-                f"rewards of shape {given.shape} must be (S, A) = {shape} or (S, A, S) = {(*shape, n_states)}"
-            )
     expected[ended] = 0.0
     if not np.isfinite(expected).all():
         s, a = np.argwhere(~np.isfinite(expected))[0]
@@ -474,24 +439,25 @@ def _expected_reward(reward: Any, rows: Any, shape: tuple[int, int], ends: Bools
     return expected
 
 
-def _check_start(start: Any, n_states: int) -> Floats:
-    if start is None:
-        return np.full(n_states, 1 / n_states)
-    return check_distribution(start, n_states, "start distribution")
+def as_floats(what: str, given: Any, rule: str = "is not an array of numbers") -> Floats:
+    """An array of float64, or a CapoError: ``what``, what was given, ``rule``."""
+    try:
+        return np.asarray(given, np.float64)
+    except (TypeError, ValueError):
+        raise CapoError(f"{what}{given!r} {rule}") from None
 
 
 def require_mdp(given: Any) -> None:
-    """Raise unless it is an MDP: a name is the likeliest mistake."""
+    """Raise unless ``given`` is an MDP; a name is the likeliest mistake."""
     if not isinstance(given, MDP):
-        raise CapoError(f"{given!r} is not a capo.MDP; capo.mdps.parse turns a name such as 'chain:10' into one")
+        raise CapoError(f"{given!r} is not a capo.MDP; capo.mdps.parse makes one from a name such as 'chain:10'")
 
 
 def check_distribution(given: Any, size: int, what: str, *, positive: bool = False) -> Floats:
-    """A probability vector (size,), or the CapoError that says why ``given`` is none."""
-    try:
-        vector = np.asarray(given, dtype=np.float64).copy()
-    except (TypeError, ValueError):
-        raise CapoError(f"{what}: {given!r} is not a vector of numbers") from None
+    """A probability vector (size,), uniform for None, or a CapoError that says why ``given`` is not one."""
+    if given is None:
+        return np.full(size, 1 / size)
+    vector = as_floats(f"{what}: ", given, "is not a vector of numbers").copy()
     if vector.shape != (size,):
         raise CapoError(f"{what}: shape {vector.shape} must be ({size},)")
     if not np.isfinite(vector).all() or (vector < 0).any():
@@ -500,9 +466,9 @@ def check_distribution(given: Any, size: int, what: str, *, positive: bool = Fal
     if positive and (vector == 0).any():
         index = int(np.flatnonzero(vector == 0)[0])
         raise CapoError(f"{what}: entry {index} is 0; every entry must be positive")
-    if abs(vector.sum() - 1) > SUM_TOLERANCE:
-        raise CapoError(f"{what}: sums to {vector.sum():.12g}, must sum to 1 within {SUM_TOLERANCE:g}")
     total = float(vector.sum())
+    if abs(total - 1) > SUM_TOLERANCE:
+        raise CapoError(f"{what}: sums to {total:.12g}, must sum to 1 within {SUM_TOLERANCE:g}")
     return vector if abs(total - 1) < 1e-12 else np.asarray(vector / total)
 
 
@@ -529,7 +495,7 @@ def _terminal_mask(terminal: Any, n_states: int) -> Bools | None:
 
 
 def _make_absorbing(rows: Any, ends: Bools, n_actions: int) -> Any:
-    """Rows (S*A, S) with those of the states in ``ends`` (S,) replaced by staying put."""
+    """Rows (S*A, S), where the states in ``ends`` (S,) stay where they are."""
     pairs = np.repeat(ends, n_actions)
     targets = np.repeat(np.arange(len(ends)), n_actions)
     if not sp.issparse(rows):
@@ -537,12 +503,10 @@ def _make_absorbing(rows: Any, ends: Bools, n_actions: int) -> Any:
         rows[pairs] = 0
         rows[pairs, targets[pairs]] = 1
         return rows
-    keep = sp.csr_array(sp.diags_array((~pairs).astype(float)))
     ones = sp.csr_array((np.ones(int(pairs.sum())), (np.flatnonzero(pairs), targets[pairs])), shape=rows.shape)
-    # A row of a terminal state may hold anything, NaN included; 0 * NaN would keep it.
     clean = rows.copy()
-    clean.data[np.repeat(pairs, np.diff(rows.indptr))] = 0
-    result = sp.csr_array(keep @ clean + ones)
+    clean.data[np.repeat(pairs, np.diff(rows.indptr))] = 0  # whatever it was, even NaN
+    result = sp.csr_array(clean + ones)
     result.eliminate_zeros()
     return result
 
@@ -568,85 +532,6 @@ def _action_matrices(given: Any, what: str) -> list[Any]:
     for action, matrix in enumerate(matrices):
         if len(matrix.shape) != 2 or matrix.shape[0] != matrix.shape[1] or matrix.shape != matrices[0].shape:
             raise CapoError(
-                f"{what}: the matrix of action {action} has shape {matrix.shape}; all must be (S, S) of one S"
+                f"{what}: the matrix of action {action} has shape {matrix.shape}; all must be (S, S), S the same"
             )
     return matrices
-
-
-def _make_gymnasium(name: str, options: dict[str, Any]) -> Any:
-    try:
-        import gymnasium
-    except ImportError:
-        raise CapoError("Gymnasium is not installed: pip install 'capo-rl[gym]'") from None
-    import difflib
-    import warnings
-
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about newer versions of the same environment
-            return gymnasium.make(name, **options)
-    except gymnasium.error.Error as error:
-        why = str(error).splitlines()[0]
-        if isinstance(error, gymnasium.error.UnregisteredEnv):
-            near = difflib.get_close_matches(name, list(gymnasium.registry), n=3, cutoff=0.4)
-            why += f"; did you mean {' or '.join(near)}?" if near else ""
-        raise CapoError(f"no Gymnasium environment {name!r}: {why}") from error
-    except TypeError as error:
-        raise CapoError(f"Gymnasium environment {name!r} refused its options {options}: {error}") from error
-
-
-def _check_table(table: Any) -> None:
-    """Refuse a table whose states or actions are not numbered from 0, or that leads outside itself."""
-    n_states = len(table)
-    n_actions = len(table[0]) if n_states and 0 in table else 0
-    if n_states == 0 or n_actions == 0:
-        raise CapoError("the transition table is empty: an MDP needs at least one state and one action")
-    for s in range(n_states):
-        if s not in table or sorted(table[s]) != list(range(n_actions)):
-            raise CapoError(
-                f"the transition table must have actions 0..{n_actions - 1} at state {s}, as at state 0"
-            )
-        for a, outcomes in table[s].items():
-            for outcome in outcomes:
-                if not 0 <= outcome[1] < n_states:
-                    raise CapoError(f"state {s}, action {a} of the transition table leads to state {outcome[1]}")
-
-
-def _from_table(cls: type[MDP], table: Any, start: Floats, gamma: float, name: str) -> MDP:
-    """An MDP from Gymnasium's table P[s][a] = [(probability, next state, reward, terminated), ...]."""
-    n_states, n_actions = len(table), len(table[0])
-    flat = [
-        (s * n_actions + a, float(probability), int(target), float(reward), bool(ended))
-        for s in range(n_states)
-        for a in range(n_actions)
-        for probability, target, reward, ended in table[s][a]
-    ]
-    pair = np.array([row[0] for row in flat])
-    probability = np.array([row[1] for row in flat])
-    target = np.array([row[2] for row in flat])
-    reward = np.array([row[3] for row in flat])
-    ended = np.array([row[4] for row in flat])
-
-    # States met in mid-episode: reached from the start by transitions that do not end the episode.
-    source = pair // n_actions
-    alive = start > 0
-    while True:
-        grown = alive.copy()
-        grown[target[alive[source] & ~ended & (probability > 0)]] = True
-        if (grown == alive).all():
-            break
-        alive = grown
-    ends = np.zeros(n_states, bool)
-    ends[target[ended]] = True
-    ends &= ~alive
-    extra = bool((ended & ~ends[target]).any())
-    size = n_states + extra
-    target = np.where(ended & ~ends[target], n_states, target)
-    shape = (size * n_actions, size)
-    transition = sp.coo_array((probability, (pair, target)), shape=shape)
-    rewards = np.bincount(pair, probability * reward, minlength=size * n_actions).reshape(size, n_actions)
-    terminal = np.append(ends, True) if extra else ends
-    start = np.append(start, 0.0) if extra else start
-    dense = size <= 1000
-    matrix: Any = transition.toarray().reshape(size, n_actions, size) if dense else transition
-    return cls(matrix, rewards, gamma, start, terminal=terminal, name=name)

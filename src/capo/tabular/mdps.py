@@ -1,5 +1,5 @@
-"""Ready-made MDPs: the paper's (bandit, chain, grid maze) and those of the field (garnet, forest, random,
-a slippery grid of any size). Public as ``capo.mdps``; :func:`parse` turns ``chain:10,9`` into one."""
+"""Ready-made MDPs: the paper's (bandit, chain, grid maze) and common benchmarks (garnet, forest, random, slippery
+grid). Public as ``capo.mdps``; :func:`parse` makes one from a text such as ``chain:10,9``."""
 
 from __future__ import annotations
 
@@ -15,36 +15,29 @@ import scipy.sparse as sp
 
 from capo.checks import between, whole
 from capo.errors import CapoError, unknown_name
-from capo.tabular.mdp import MDP
+from capo.tabular.mdp import MDP, as_floats
 
 _MOVES = ((-1, 0), (0, -1), (0, 1), (1, 0))  # top, left, right, down
 
 
 def bandit(rewards: npt.ArrayLike = (10.0, 9.9, 9.9, 0.0), gamma: float = 0.5) -> MDP:
-    """A multi-armed bandit: one state, one action an arm. Advantages do not depend on gamma.
+    """A multi-armed bandit: one state, one action per arm. Advantages do not depend on gamma.
 
-    The default is the paper's four-armed one.
+    The default is the paper's four-armed bandit.
     """
-    try:
-        arms = np.asarray(rewards, np.float64)
-    except (TypeError, ValueError):
-        raise CapoError(f"rewards={rewards!r} must be a vector of numbers") from None
+    arms = as_floats("rewards=", rewards, "must be a vector of numbers")
     if arms.ndim != 1 or arms.size == 0:
         raise CapoError(f"rewards of shape {arms.shape}: a bandit needs a vector with at least one arm")
-    return MDP(
-        np.ones((1, arms.size, 1)),
-        arms[None],
-        gamma,
-        name=f"bandit:{','.join(map(_number, arms))}" if arms.size <= 8 else f"bandit of {arms.size} arms",
-    )
+    name = f"bandit:{','.join(map(_number, arms))}" if arms.size <= 8 else f"bandit of {arms.size} arms"
+    return MDP(np.ones((1, arms.size, 1)), arms[None], gamma, name=name)
 
 
 def chain(n: int = 10, up_actions: int = 1, stochastic: bool = False, gamma: float = 0.99) -> MDP:
     """The paper's chain: states S_0..S_n, start S_1; going up ends with 0.1, going right reaches 100 at S_n.
 
     Args:
-        n: number of the last state.
-        up_actions: how many actions go up; 1 is the paper's text, n - 1 its authors' program.
+        n: index of the last state.
+        up_actions: how many actions go up; 1 in the paper's text, n - 1 in its authors' code.
         stochastic: going right moves 0 to 3 states, each with probability 1/4.
         gamma: discount.
     """
@@ -58,10 +51,8 @@ def chain(n: int = 10, up_actions: int = 1, stochastic: bool = False, gamma: flo
             probability = 0.25 if stochastic else 1.0
             transition[s, up_actions, min(s + step, n)] += probability
             reward[s, up_actions] += 100 * probability * (s + step >= n)
-    start = np.eye(n + 1)[1]
-    return MDP(
-        transition, reward, gamma, start, terminal=[0, n], name=_spelled(chain, 2, n, up_actions, stochastic)
-    )
+    name = _spelled(chain, 2, n, up_actions, stochastic)
+    return MDP(transition, reward, gamma, np.eye(n + 1)[1], terminal=[0, n], name=name)
 
 
 def grid(
@@ -72,18 +63,18 @@ def grid(
     gamma: float = 0.99,
     seed: int = 0,
 ) -> MDP:
-    """The paper's maze: ``size`` x ``size`` with one wall that has one gap, goal at the bottom right.
+    """The paper's maze: a ``size`` x ``size`` grid with a wall that has one gap; the goal is at the bottom right.
 
-    Moves go top, left, right, down and stay put against the wall and the border. A step costs 1, or, with
-    ``distance_reward``, the Manhattan distance to the goal; the goal pays 100 and ends the episode.
+    The actions move up, left, right and down; moving into the wall or the border has no effect. A step costs 1,
+    or, with ``distance_reward``, the Manhattan distance to the goal; the goal pays 100 and ends the episode.
 
     Args:
         size: side of the grid, at least 4.
-        wall: the wall's direction; its line and the gap in it come from ``seed``.
+        wall: the wall's direction; its position and its gap come from ``seed``.
         distance_reward: see above.
         random_start: start uniformly over the free cells; otherwise at the top left.
         gamma: discount.
-        seed: of the wall's line and gap.
+        seed: for the wall's position and gap.
     """
     size = whole("size", size, 4)
     if wall not in ("horizontal", "vertical"):
@@ -91,14 +82,11 @@ def grid(
     rng = np.random.default_rng(whole("seed", seed, 0))
     line, gap = int(rng.integers(1, size - 1)), int(rng.integers(0, size))
     blocked = np.zeros((size, size), bool)
-    if wall == "vertical":
-        blocked[np.arange(size) != gap, line] = True
-    else:
-        blocked[line, np.arange(size) != gap] = True
-    number = np.full((size, size), -1)
-    number[~blocked] = np.arange((~blocked).sum())
+    blocked[line, np.arange(size) != gap] = True
+    blocked = blocked.T if wall == "vertical" else blocked
     n_states = int((~blocked).sum())
-    goal = n_states - 1
+    number, goal = np.full((size, size), -1), n_states - 1
+    number[~blocked] = np.arange(n_states)
     transition = np.zeros((n_states, 4, n_states))
     reward = np.zeros((n_states, 4))
     for row, column in np.argwhere(~blocked):
@@ -110,24 +98,16 @@ def grid(
             transition[s, action, target] = 1
             cost = (size - 1 - row) + (size - 1 - column) if distance_reward else 1
             reward[s, action] = 100 if target == goal else -cost
-    start = np.ones(n_states)
-    start[goal] = 0
-    start = start / start.sum() if random_start else np.eye(n_states)[0]
-    return MDP(
-        transition,
-        reward,
-        gamma,
-        start,
-        terminal=[goal],
-        name=_spelled(grid, 1, size, wall, distance_reward, random_start, seed),
-    )
+    start = np.append(np.ones(goal) / goal, 0.0) if random_start else np.eye(n_states)[0]
+    name = _spelled(grid, 1, size, wall, distance_reward, random_start, seed)
+    return MDP(transition, reward, gamma, start, terminal=[goal], name=name)
 
 
 def slippery_grid(size: int = 10, slip: float = 0.2, gamma: float = 0.99) -> MDP:
     """A ``size`` x ``size`` sparse grid for scale: S = size², four moves, goal at the bottom right.
 
-    A move goes astray with probability ``slip``, half to either side; against the border it stays put. A step
-    costs 1 until the goal is reached.
+    With probability ``slip`` a move goes to one of the two sides instead; moving into the border has no effect. A
+    step costs 1 until the goal is reached.
     """
     size = whole("size", size, 2)
     slip = between("slip", slip, 0, 1)
@@ -137,7 +117,7 @@ def slippery_grid(size: int = 10, slip: float = 0.2, gamma: float = 0.99) -> MDP
     targets = np.stack(
         [np.clip(row + d, 0, size - 1) * size + np.clip(column + r, 0, size - 1) for d, r in _MOVES]
     )
-    sideways = ((1, 2), (0, 3), (0, 3), (1, 2))  # the two moves at a right angle to each
+    sideways = ((1, 2), (0, 3), (0, 3), (1, 2))  # the two moves perpendicular to each
     probability = np.empty((n_states, 4, 3))
     target = np.empty((n_states, 4, 3), np.int32)
     for action, (one, other) in enumerate(sideways):
@@ -151,7 +131,7 @@ def slippery_grid(size: int = 10, slip: float = 0.2, gamma: float = 0.99) -> MDP
 
 def garnet(n_states: int = 100, n_actions: int = 4, branching: int = 5, gamma: float = 0.95, seed: int = 0) -> MDP:
     """A Garnet MDP: each pair leads to ``branching`` random states with random probabilities; rewards
-    uniform in [0, 1)."""
+    are uniform in [0, 1)."""
     n_states, n_actions = whole("n_states", n_states), whole("n_actions", n_actions)
     branching = whole("branching", branching)
     if branching > n_states:
@@ -173,7 +153,7 @@ def garnet(n_states: int = 100, n_actions: int = 4, branching: int = 5, gamma: f
 
 
 def random(n_states: int = 10, n_actions: int = 4, gamma: float = 0.95, seed: int = 0) -> MDP:
-    """Dense transitions, uniform on the simplex; rewards uniform in [0, 1)."""
+    """Dense transitions, uniform on the simplex; rewards are uniform in [0, 1)."""
     n_states, n_actions = whole("n_states", n_states), whole("n_actions", n_actions)
     rng = np.random.default_rng(whole("seed", seed, 0))
     weights = rng.standard_exponential((n_states, n_actions, n_states))
@@ -185,8 +165,8 @@ def random(n_states: int = 10, n_actions: int = 4, gamma: float = 0.95, seed: in
 def forest(n_states: int = 3, fire: float = 0.1, old: float = 4.0, cut: float = 2.0, gamma: float = 0.95) -> MDP:
     """Forest management: wait (the forest ages, or burns down with probability ``fire``) or cut it.
 
-    Waiting pays ``old`` in the oldest state; cutting pays 1, or ``cut`` in the oldest state, nothing in the
-    youngest.
+    Waiting pays ``old`` in the oldest state. Cutting pays ``cut`` in the oldest state, nothing in the youngest,
+    and 1 in between.
     """
     n_states = whole("n_states", n_states, 2)
     fire = between("fire", fire, 0, 1)
@@ -202,40 +182,30 @@ def forest(n_states: int = 3, fire: float = 0.1, old: float = 4.0, cut: float = 
     return MDP(transition, reward, gamma, np.eye(n_states)[0], name=_spelled(forest, 1, n_states, fire, old, cut))
 
 
-NAMES: dict[str, Callable[..., MDP]] = {
-    "bandit": bandit,
-    "chain": chain,
-    "grid": grid,
-    "slippery": slippery_grid,
-    "garnet": garnet,
-    "random": random,
-    "forest": forest,
-}
+_MAKERS: tuple[Callable[..., MDP], ...] = (bandit, chain, grid, slippery_grid, garnet, random, forest)
+NAMES = {maker.__name__.removesuffix("_grid"): maker for maker in _MAKERS}
 
 
 def parse(text: str, gamma: float | None = None) -> MDP:
-    """The MDP a short text names: ``chain:10``, ``chain:10,9``, ``garnet:100,4,5``, ``FrozenLake-v1``,
-    ``file.npz``. What follows the colon are the function's first arguments in order; the ``name`` of an
-    MDP made here is such a text, up to 8 arms of a bandit and unless ``rescale_rewards`` or ``with_start``
-    changed it.
+    """The MDP that a short text names: ``chain:10``, ``garnet:100,4,5``, ``FrozenLake-v1``, ``file.npz``.
+
+    What follows the colon are the function's first arguments in order. The ``name`` of an MDP made here is such a
+    text, except for bandits with more than 8 arms; ``rescale_rewards`` and ``with_start`` do not change it.
 
     Args:
         text: the name.
-        gamma: discount; each kind has its own default, Gymnasium's 0.99; a file keeps its own.
+        gamma: discount; by default each kind has its own, Gymnasium's 0.99, and a file keeps the one it has.
     """
     if text.endswith(".npz"):
         mdp = MDP.load(text)
-        if gamma is not None and gamma != mdp.gamma:
-            return mdp.with_gamma(gamma)
-        return mdp
+        return mdp if gamma is None or gamma == mdp.gamma else mdp.with_gamma(gamma)
     name, _, arguments = text.partition(":")
     if name in NAMES:
-        options = {} if gamma is None else {"gamma": gamma}
-        return _call(name, arguments, options)
+        return _call(name, arguments, {} if gamma is None else {"gamma": gamma})
     if "-v" in name and not arguments:
         return MDP.from_gymnasium(name, 0.99 if gamma is None else gamma)
     if text and Path(text).exists():
-        raise CapoError(f"{text} is not an .npz file: save an MDP with mdp.save(...)")
+        raise CapoError(f"{text} is not an .npz file: write one with mdp.save(...)")
     raise unknown_name("MDP", name, [*NAMES, "FrozenLake-v1", "Taxi-v4", "CliffWalking-v1"])
 
 
@@ -245,10 +215,8 @@ def _call(name: str, arguments: str, options: dict[str, Any]) -> MDP:
     parts = arguments.split(",") if arguments else []
     if name == "bandit" and parts:
         return bandit([_parsed(name, arguments, part) for part in parts], **options)
-    if len(parts) > len(parameters):
-        raise CapoError(
-            f"{name} takes at most {len(parameters)} numbers ({', '.join(parameters)}), got {arguments}"
-        )
+    if len(parts) > (most := len(parameters)):
+        raise CapoError(f"{name} takes at most {most} numbers ({', '.join(parameters)}), got {arguments}")
     given: dict[str, Any] = {
         parameter: part.strip() if parameter == "wall" else _parsed(name, arguments, part)
         for parameter, part in zip(parameters, parts, strict=False)
@@ -260,17 +228,16 @@ def _call(name: str, arguments: str, options: dict[str, Any]) -> MDP:
         return function(**given, **options)
     except CapoError:
         raise
-    except (MemoryError, ValueError) as error:  # numpy's for an array beyond all memory
-        raise CapoError(f"{name}:{arguments} does not fit into memory: {error}") from None
+    except (MemoryError, ValueError) as error:  # what numpy raises for an array that is too large
+        raise CapoError(f"{name}:{arguments} does not fit in memory: {error}") from None
 
 
 def _parsed(name: str, arguments: str, part: str) -> int | float:
     try:
         number = float(part)
     except ValueError:
-        raise CapoError(
-            f"{name}:{arguments}: the part after the colon must be numbers separated by commas"
-        ) from None
+        rule = "the part after the colon must be numbers separated by commas"
+        raise CapoError(f"{name}:{arguments}: {rule}") from None
     if not math.isfinite(number):
         raise CapoError(f"{name}:{arguments}: the numbers must be finite")
     if part.strip().lstrip("+-").isdecimal():  # beyond 2^53 a float is another number
@@ -279,12 +246,12 @@ def _parsed(name: str, arguments: str, part: str) -> int | float:
 
 
 def _parameters(function: Callable[..., MDP]) -> dict[str, Any]:
-    """The parameters that may stand after the colon, with their usual values."""
+    """The parameters that may follow the colon, with their defaults."""
     return {key: p.default for key, p in inspect.signature(function).parameters.items() if key != "gamma"}
 
 
 def _spelled(function: Callable[..., MDP], least: int, *values: Any) -> str:
-    """The text that :func:`parse` turns into the MDP of these arguments; ``least`` of them always stand there."""
+    """The text from which :func:`parse` makes this MDP; it always has the first ``least`` arguments."""
     usual = _parameters(function).values()
     changed = [i for i, (value, default) in enumerate(zip(values, usual, strict=True), 1) if value != default]
     name = next(name for name, known in NAMES.items() if known is function)
@@ -292,7 +259,7 @@ def _spelled(function: Callable[..., MDP], least: int, *values: Any) -> str:
 
 
 def _number(value: Any) -> str:
-    """As short as it can be and still be read back as the same number."""
+    """The shortest text that reads back as the same number."""
     if isinstance(value, str):
         return value
     return str(int(value)) if isinstance(value, int | np.integer) else repr(float(value)).removesuffix(".0")

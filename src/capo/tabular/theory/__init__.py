@@ -1,114 +1,15 @@
 """The paper's statements as functions, and the certificate of a run. Public as ``capo.theory``.
 
-Every lemma function returns the two sides of its statement (:class:`Sides`), so that it can be looked at, plotted
-or tested; :func:`certify` collects them along a run.
+Every lemma function returns the two sides of its statement (:class:`Sides`), ready to be inspected, plotted or
+tested; :func:`certify` checks them along a run.
 """
 
+from capo.tabular.theory import lemmas, rates
 from capo.tabular.theory.certificate import Certificate, Line
-from capo.tabular.theory.certify import certify
-from capo.tabular.theory.evaluation import Evaluated, Sides, evaluate, optimal, value_rounding
-from capo.tabular.theory.lemmas import (
-    above_beta,
-    advantage,
-    advantage_bound,
-    advantage_sum,
-    batch_bound,
-    batch_weights,
-    exponential_bound,
-    fixed_step_factor,
-    fixed_step_improvement,
-    gap_at_rho,
-    gap_by_advantage,
-    half_bound,
-    improvement,
-    moved_weight,
-    one_step_bound,
-    one_step_improvement,
-    performance_difference,
-    policy_gradient,
-    policy_gradient_along,
-    stuck_advantage,
-    stuck_path,
-    stuck_policy,
-    stuck_probability,
-    stuck_probability_bound,
-    stuck_theta,
-    theta_max_growth,
-    theta_rows,
-    visitation,
-    visitation_bound,
-    weight_change,
-    weight_change_sides,
-    weight_distribution,
-    weight_range,
-)
-from capo.tabular.theory.rates import (
-    Rate,
-    batch_rate,
-    cycle_improvement,
-    cyclic_rate,
-    expected_improvement,
-    fixed_cycle_bound,
-    induction_rate,
-    induction_sum,
-    natural_gradient_rate,
-    policy_gradient_rate,
-    randomized_rate,
-    recursion,
-)
+from capo.tabular.theory.lemmas import *  # noqa: F403
+from capo.tabular.theory.rates import *  # noqa: F403
+from capo.tabular.theory.theorems import certify
 
-__all__ = [
-    "Certificate",
-    "Evaluated",
-    "Line",
-    "Rate",
-    "Sides",
-    "above_beta",
-    "advantage",
-    "advantage_bound",
-    "advantage_sum",
-    "batch_bound",
-    "batch_rate",
-    "batch_weights",
-    "certify",
-    "cycle_improvement",
-    "cyclic_rate",
-    "evaluate",
-    "expected_improvement",
-    "exponential_bound",
-    "fixed_cycle_bound",
-    "fixed_step_factor",
-    "fixed_step_improvement",
-    "gap_at_rho",
-    "gap_by_advantage",
-    "half_bound",
-    "improvement",
-    "induction_rate",
-    "induction_sum",
-    "moved_weight",
-    "natural_gradient_rate",
-    "one_step_bound",
-    "one_step_improvement",
-    "optimal",
-    "performance_difference",
-    "policy_gradient",
-    "policy_gradient_along",
-    "policy_gradient_rate",
-    "randomized_rate",
-    "recursion",
-    "stuck_advantage",
-    "stuck_path",
-    "stuck_policy",
-    "stuck_probability",
-    "stuck_probability_bound",
-    "stuck_theta",
-    "theta_max_growth",
-    "theta_rows",
-    "value_rounding",
-    "visitation",
-    "visitation_bound",
-    "weight_change",
-    "weight_change_sides",
-    "weight_distribution",
-    "weight_range",
-]
+__all__ = ["Certificate", "Line", "certify"]
+__all__ += lemmas.__all__
+__all__ += rates.__all__

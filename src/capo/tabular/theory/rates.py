@@ -12,8 +12,13 @@ from typing import Any
 import numpy as np
 
 from capo.tabular.mdp import MDP, Floats
-from capo.tabular.theory.evaluation import Evaluated, Sides
-from capo.tabular.theory.lemmas import Form, fixed_step_factor
+from capo.tabular.theory.lemmas import Form, PolicyValues, Sides, fixed_step_factor
+
+__all__ = [
+    "Rate", "batch_rate", "cycle_improvement", "cyclic_rate", "expected_improvement", "fixed_cycle_bound",
+    "induction_rate", "induction_sum", "natural_gradient_rate", "policy_gradient_rate", "randomized_rate",
+    "recursion",
+]  # fmt: skip
 
 # --- the induction lemma --------------------------------------------------------------------------------------
 
@@ -107,11 +112,11 @@ def _rate(name: str, form: Form, mdp: MDP, mu: Floats, c_mu: float, length: int)
 def cyclic_rate(mdp: MDP, mu: Floats, *, length: int | None = None, form: Form = "repaired") -> Rate:
     """Theorem 2. Printed c' = (1-g)^3/2 min{min mu / 2, (1-g)/N}; repaired (1-g)^3/2 min mu min{1/2, (1-g)/N}.
 
-    The printed proof compares the greatest advantage, at s~, with values at a generic s. Done at s~ itself, where
+    The printed proof compares the greatest advantage, at s~, with values at a generic s. At s~ itself, where
     d_s~(s~) >= 1 - gamma, both terms of the minimum carry mu(s~).
 
     Args:
-        length: N, updates in a cycle; S*A if not given, more for an almost-cyclic rule.
+        length: N, updates in a cycle; by default S*A, more for an almost-cyclic rule.
     """
     n = mdp.n_states * mdp.n_actions if length is None else length
     g, least = 1 - mdp.gamma, float(mu.min())
@@ -128,7 +133,7 @@ def randomized_rate(mdp: MDP, mu: Floats, d_gen: Floats, *, form: Form = "repair
     """Theorem 4. c' = (1-g)^3/2 min d_gen(s, a) mu(s); the gaps are expectations over the whole history.
 
     Args:
-        d_gen: (S, A), or (n, S, A) over n iterations, of which the least counts.
+        d_gen: (S, A), or (n, S, A) over n iterations, of which the smallest counts.
     """
     least = float((np.asarray(d_gen) * mu[:, None]).min())
     return _rate("randomized", form, mdp, mu, (1 - mdp.gamma) ** 3 / 2 * least, 1)
@@ -137,7 +142,7 @@ def randomized_rate(mdp: MDP, mu: Floats, d_gen: Floats, *, form: Form = "repair
 # --- a cycle and an expected step -------------------------------------------------------------------------------
 
 
-def cycle_improvement(now: Evaluated, after: Floats, *, length: int, tolerance: float = 0.0) -> Sides:
+def cycle_improvement(now: PolicyValues, after: Floats, *, length: int, tolerance: float = 0.0) -> Sides:
     """min{(1-g)/2, (1-g)^2/N}/2 * max A^2 <= V(s~) after one whole cycle - V(s~) before it.
 
     s~ is the state of the greatest advantage. Cyclic CAPO with alpha >= log 1/pi, rewards in [0, 1]. ``after``
@@ -188,7 +193,7 @@ def fixed_cycle_bound(
     return float(g**2 / 2 * min(first, second))
 
 
-def expected_improvement(now: Evaluated, successors: Floats, d_gen: Floats, mu: Floats) -> float:
+def expected_improvement(now: PolicyValues, successors: Floats, d_gen: Floats, mu: Floats) -> float:
     """E[V'(mu) - V(mu)] over a pair drawn from d_gen (S, A), exactly.
 
     Args:
@@ -200,7 +205,7 @@ def expected_improvement(now: Evaluated, successors: Floats, d_gen: Floats, mu: 
 # --- the rates the paper compares with ----------------------------------------------------------------------
 
 
-def policy_gradient_rate(mdp: MDP, mu: Floats, best: Evaluated, least_probability: float, k: Any) -> Floats:
+def policy_gradient_rate(mdp: MDP, mu: Floats, best: PolicyValues, least_probability: float, k: Any) -> Floats:
     """Mei et al.: V*(rho) - V(rho) after k steps of size (1-gamma)^3/8 on V(mu).
 
     16 S / (inf pi(a*|s)^2 (1-gamma)^6) * \\|\\|d*_mu/mu\\|\\|^2 * \\|\\|1/mu\\|\\| / m.

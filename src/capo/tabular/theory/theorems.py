@@ -1,30 +1,35 @@
-"""Lines about the theorems: convergence and the 1/m rates, on the run itself and on the mean of many seeds."""
+"""The checks of the theorems, and ``certify``, which runs all checks.
+
+Theorems are checked on the run itself and, where they are about expectations or probabilities, on many seeds. The
+checks of records, policies and updates are in :mod:`capo.tabular.theory.checks`.
+"""
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
 
+from capo.checks import whole
 from capo.tabular.coordinates import Batch, Cyclic, OnPolicy, Randomized
-from capo.tabular.mdp import Floats
-from capo.tabular.theory import lemmas
-from capo.tabular.theory.certificate import Book
-from capo.tabular.theory.evaluation import Evaluated, Sides
-from capo.tabular.theory.rates import (
-    Rate,
-    batch_rate,
-    cycle_improvement,
-    cyclic_rate,
-    expected_improvement,
-    natural_gradient_rate,
-    policy_gradient_rate,
-    randomized_rate,
-    recursion,
+from capo.tabular.critic import single_threaded_blas
+from capo.tabular.engine import solve_many
+from capo.tabular.mdp import MDP, Floats, Ints
+from capo.tabular.record import ManyResult, RunRecord
+from capo.tabular.theory import lemmas, rates
+from capo.tabular.theory.certificate import Certificate, CheckedRun, Checklist, prepare_run, spread
+from capo.tabular.theory.checks import (
+    below_log,
+    check_final,
+    check_history,
+    check_records,
+    check_updates,
+    exactly_log,
+    not_fixed_step,
+    not_on_policy_step,
 )
-from capo.tabular.theory.run import Ints, Run, policies, spread
-from capo.tabular.theory.steps import below_log, exactly_log
+from capo.tabular.theory.lemmas import FORMS, PolicyValues, Sides
+from capo.tabular.theory.rates import Rate
 from capo.update import coordinate_update, log_normalise
 
 THEOREM_1 = "Theorem 1 (V -> V*)"
@@ -32,23 +37,90 @@ CYCLIC, BATCH, RANDOMIZED = "Theorem 2 (cyclic)", "Theorem 3 (batch)", "Theorem 
 ON_POLICY = "Theorem (on-policy CAPO converges)"
 STUCK = "Theorem (fixed step on-policy gets stuck)"
 PG, NPG = "Rate of policy gradient (Mei et al.)", "Rate of natural policy gradient (Agarwal et al.)"
-SEEDS_ABOVE = 200  # states above which no further seeds are run
+SEEDS_ABOVE = 200  # states above which no additional seeds are run
+
+
+def certify(result: RunRecord, *, mu: Any = None, seeds: int = 100, max_steps: int = 2000) -> Certificate:
+    """Check the paper's statements along a run.
+
+    Everything is evaluated again by plain linear algebra and V* comes from plain policy iteration; nothing is
+    taken from the engine that made the run. Rewards outside [0, 1] are rescaled first, which changes no sign and
+    no policy.
+
+    Args:
+        result: the :class:`capo.Result` of :func:`capo.solve` or of a baseline.
+        mu: (S,) positive distribution for the rates; by default the run's own, or uniform.
+        seeds: how many, for statements about expectations and probabilities.
+        max_steps: the most updates, spread evenly, that the one-step lines evaluate.
+
+    >>> import capo
+    >>> certificate = certify(capo.solve(capo.mdps.chain(10), rule="cyclic"))
+    >>> certificate.held, certificate.line("Theorem 2 (cyclic), rate at rho, repaired").status
+    (True, 'held')
+    """
+    seeds, max_steps = whole("seeds", seeds), whole("max_steps", max_steps)
+    with single_threaded_blas:
+        run, checks = prepare_run(result, mu, seeds, max_steps), Checklist()
+        if result.baseline is not None or result.trace is None:
+            _certify_without_trace(run, checks)
+        else:
+            _certify_capo(run, checks)
+    what, mdp = f"{result.algorithm} on {result.mdp.label}", result.mdp
+    title = f"Certificate: {what} ({mdp.summary}), {result.iterations} iterations"
+    return Certificate(title, _header(run), checks.lines())
+
+
+def _certify_capo(run: CheckedRun, checks: Checklist) -> None:
+    gap, visited = check_records(run, checks)
+    checks.expect(THEOREM_1)
+    values = check_updates(run, checks, extra=cycle_ends(run).ravel())
+    check_convergence(run, checks, values[0], gap, visited)
+    check_cyclic(run, checks, values)
+    check_batch(run, checks, values)
+    check_randomized(run, checks)
+    check_on_policy(run, checks)
+
+
+def _certify_without_trace(run: CheckedRun, checks: Checklist) -> None:
+    check_final(run, checks)
+    check_history(run, checks)
+    if run.record.baseline is not None:
+        check_baseline(run, checks)
+        reason = f"{run.record.algorithm} is not a CAPO update"
+    else:
+        too_large = "the MDP has too many pairs to keep a trace of the updates"
+        reason = too_large if run.record.iterations else "no update was made"
+    checks.skip("CAPO's lemmas and rates", reason)
+
+
+def _header(run: CheckedRun) -> list[str]:
+    record = run.record
+    header = []
+    if run.mdp is not record.mdp:
+        shifted = f"(r {'-' if run.low >= 0 else '+'} {abs(run.low):g})" if run.low else "r"
+        header.append(f"rewards rescaled to [0, 1]: {shifted} / {run.scale:g}; signs and policies are unchanged")
+    given = "uniform" if (run.mu == run.mu[0]).all() else f"min {run.mu.min():.3g}"
+    header.append(f"mu {given}; values evaluated independently, accurate to {run.rounding:.1e}")
+    if record.trace is not None:
+        n, traced = len(run.steps), len(run.trace)
+        checked = f"all {n} updates" if n == traced else f"{n} of the {traced} traced updates, evenly spread"
+        rest = "" if run.whole else f"; the run made {record.iterations}"
+        header.append(f"one-step lines: {checked}{rest}")
+    header.append(
+        "worst: lhs/(rhs + rounding) for <=, |lhs - rhs|/rounding for =; the line held if this is at most 1"
+    )
+    header.append("at: the number of updates made where it was worst")
+    return header
 
 
 # --- gaps of the run itself -----------------------------------------------------------------------------------
 
 
-def gaps_mu(run: Run, values: dict[int, Floats]) -> tuple[Ints, Floats]:
-    """Iterations k and V*(mu) - V(mu) after k updates, evaluated independently."""
-    ks = np.array(sorted(values), np.int64)
-    return ks, np.array([run.mu @ (run.best.values - values[k]) for k in ks.tolist()])
-
-
-def gaps_rho(run: Run) -> tuple[Ints, Floats]:
+def gaps_rho(run: CheckedRun) -> tuple[Ints, Floats]:
     """Iterations k and V*(rho) - V(rho) after k updates: the trace's recorded values, then the history's."""
-    history = run.result.history
+    history = run.record.history
     ks, recorded = history["iteration"].astype(np.int64), history["value"]
-    if run.result.trace is not None:
+    if run.record.trace is not None:
         n = len(run.trace)
         beyond = ks > n
         ks = np.concatenate([ks[:1], np.arange(1, n + 1), ks[beyond]])
@@ -57,132 +129,133 @@ def gaps_rho(run: Run) -> tuple[Ints, Floats]:
 
 
 def partial_sums(ks: Ints, gaps: Floats) -> tuple[Ints, Floats]:
-    """M and at least the sum of the first M gaps, at the known iterations: between them the last known one stands
-    in, which is never too small since gaps do not grow."""
+    """M and an upper bound on the sum of the first M gaps, at the known iterations.
+
+    Between two known iterations the gap of the first counts: it is never too small, since gaps do not grow.
+    """
     spans = np.diff(np.r_[ks, ks[-1] + 1])
     return ks[1:], np.cumsum(gaps * spans)[:-1]
 
 
-def check_rate(run: Run, book: Book, name: str, rate: Rate, values: dict[int, Floats], printed: bool) -> None:
+def check_rate(
+    run: CheckedRun, checks: Checklist, name: str, rate: Rate, values: dict[int, Floats], printed: bool
+) -> None:
     """Rate and partial sums at mu and at rho. ``printed``: whether the printed rate differs from the repaired."""
-    suffix = f", {rate.form}"
+    suffix, evaluated = f", {rate.form}", sorted(values)
+    at_mu = np.array(evaluated, np.int64), run.gaps_at_mu([values[k] for k in evaluated])
     for where, (ks, gaps), gap_bound, sum_bound, rounding in (
-        ("mu", gaps_mu(run, values), rate.gap_mu, rate.sum_mu, 2 * run.rounding),
-        ("rho", gaps_rho(run), rate.gap_rho, rate.sum_rho, run.rounding + run.engine_at(run.result.gap_bound)),
+        ("mu", at_mu, rate.gap_mu, rate.sum_mu, 2 * run.rounding),
+        ("rho", gaps_rho(run), rate.gap_rho, rate.sum_rho, run.rounding + run.engine_at(run.record.gap_bound)),
     ):
         known = np.maximum(gaps - run.slack, 0.0)
         if rate.form == "repaired" or printed:
             statement = f"{name}, rate at {where}{suffix if printed else ''}"
-            book.add(statement, Sides(known, gap_bound(ks)), rounding, ks)
+            checks.compare(statement, Sides(known, gap_bound(ks)), rounding, ks)
         terms, sums = partial_sums(ks, known)
         statement = f"{name}, partial sums at {where}{suffix}"
-        book.add(statement, Sides(sums, sum_bound(terms)), rounding * terms, terms)
+        checks.compare(statement, Sides(sums, sum_bound(terms)), rounding * terms, terms)
 
 
 # --- the theorems ---------------------------------------------------------------------------------------------
 
 
-def check_convergence(run: Run, book: Book, first: Floats, gap: float, visited: bool) -> None:
+def check_convergence(run: CheckedRun, checks: Checklist, first: Floats, gap: float, visited: bool) -> None:
     """Theorem 1: the gap now, at the covered states."""
-    reason = below_log(run) or ("" if visited else "Condition 1 is not met so far")
-    if reason:
-        book.skip(THEOREM_1, reason)
+    reason = below_log(run) or ("" if visited else "Condition 1 has not been met so far")
+    if checks.skip(THEOREM_1, reason):
         return
-    result = run.result
-    initial = float((run.best.values - first)[result.covered].max())
-    target = result.gap_bound / run.scale if result.converged else initial
-    goal = "the certified tolerance was reached" if result.converged else "the limit is not reached yet"
-    book.expect(THEOREM_1, f"largest gap now {gap * run.scale:.3g}, at first {initial * run.scale:.3g}; {goal}")
-    allowed = run.rounding + run.engine_at(result.gap_bound)
-    book.add(THEOREM_1, Sides(np.asarray(gap), np.asarray(target)), allowed, result.iterations)
+    record = run.record
+    initial = float((run.best.values - first)[record.covered].max())
+    target = record.gap_bound / run.scale if record.converged else initial
+    goal = "the certified tolerance was reached" if record.converged else "the limit has not been reached yet"
+    checks.expect(THEOREM_1, f"largest gap now {gap * run.scale:.3g}, initially {initial * run.scale:.3g}; {goal}")
+    allowed = run.rounding + run.engine_at(record.gap_bound)
+    checks.compare(THEOREM_1, Sides(np.asarray(gap), np.asarray(target)), allowed, record.iterations)
 
 
-def cycle_ends(run: Run) -> Ints:
+def cycle_ends(run: CheckedRun) -> Ints:
     """(n, 2) beginnings and ends, in updates, of the whole cycles that are checked."""
-    if not isinstance(run.result.rule, Cyclic):
+    if not isinstance(run.record.rule, Cyclic):
         return np.empty((0, 2), np.int64)
-    length = run.result.cycle_length
+    length = run.record.cycle_length
     starts = spread(len(run.trace) // length, len(run.steps)) * length
     return np.stack([starts, starts + length], axis=1)
 
 
-def check_cyclic(run: Run, book: Book, values: dict[int, Floats]) -> None:
+def check_cyclic(run: CheckedRun, checks: Checklist, values: dict[int, Floats]) -> None:
     """Theorem 2 with both constants, and the improvement per cycle it rests on."""
-    reason = "" if isinstance(run.result.rule, Cyclic) else "the rule is not cyclic"
-    reason = reason or below_log(run)
-    if reason:
-        book.skip(CYCLIC, reason)
+    if checks.skip(CYCLIC, run.other_rule(Cyclic) or below_log(run)):
         return
-    length, ends = run.result.cycle_length, cycle_ends(run)
+    length, ends = run.record.cycle_length, cycle_ends(run)
     if len(ends) == 0:
         for what in ("improvement per cycle at s~", "recursion at mu, repaired", "recursion at mu, printed"):
-            book.skip(f"{CYCLIC}, {what}", f"the trace is shorter than a cycle of {length} updates")
-    for (_, log_policy), (k, end) in zip(policies(run.trace, ends[:, 0]), ends.tolist(), strict=True):
-        now = Evaluated(run.mdp, log_policy)
+            checks.skip(f"{CYCLIC}, {what}", f"the trace is shorter than a cycle of {length} updates")
+    for (_, log_policy), (k, end) in zip(run.trace.policies(ends[:, 0]), ends.tolist(), strict=True):
+        now = PolicyValues(run.mdp, log_policy)
         tolerance = run.slack * (1 - run.mdp.gamma)
-        sides = cycle_improvement(now, values[end], length=length, tolerance=tolerance)
-        book.add(f"{CYCLIC}, improvement per cycle at s~", sides, 2 * run.rounding, k)
-    forms: tuple[lemmas.Form, ...] = ("repaired", "printed")
-    rates = [cyclic_rate(run.mdp, run.mu, length=length, form=form) for form in forms]
-    for rate in rates:
+        sides = rates.cycle_improvement(now, values[end], length=length, tolerance=tolerance)
+        checks.compare(f"{CYCLIC}, improvement per cycle at s~", sides, 2 * run.rounding, k)
+    both = [rates.cyclic_rate(run.mdp, run.mu, length=length, form=form) for form in FORMS]
+    for rate in both:
         for k, end in ends.tolist():
-            deltas = np.array([run.mu @ (run.best.values - values[i]) for i in (k, end)]) - run.slack
-            sides = recursion(np.maximum(deltas, 0.0), rate.c_mu)
-            book.add(f"{CYCLIC}, recursion at mu, {rate.form}", sides, 2 * run.rounding, k)
-    for rate in rates:
-        check_rate(run, book, CYCLIC, rate, values, printed=True)
+            _check_recursion(run, checks, f"{CYCLIC}, recursion at mu, {rate.form}", rate, values, (k, end), k)
+    for rate in both:
+        check_rate(run, checks, CYCLIC, rate, values, printed=True)
 
 
-def check_batch(run: Run, book: Book, values: dict[int, Floats]) -> None:
+def check_batch(run: CheckedRun, checks: Checklist, values: dict[int, Floats]) -> None:
     """Theorem 3. Its rate is the same printed and repaired; the partial sums are not."""
-    reason = "" if isinstance(run.result.rule, Batch) else "the rule is not batch"
-    reason = reason or exactly_log(run)
-    if reason:
-        book.skip(BATCH, reason)
+    if checks.skip(BATCH, run.other_rule(Batch) or exactly_log(run)):
         return
+    both = [rates.batch_rate(run.mdp, run.mu, form=form) for form in FORMS]
     for t in run.steps.tolist():
-        deltas = np.array([run.mu @ (run.best.values - values[k]) for k in (t, t + 1)]) - run.slack
-        sides = recursion(np.maximum(deltas, 0.0), batch_rate(run.mdp, run.mu).c_mu)
-        book.add(f"{BATCH}, recursion at mu", sides, 2 * run.rounding, t + 1)
-    for form in ("repaired", "printed"):
-        check_rate(run, book, BATCH, batch_rate(run.mdp, run.mu, form=form), values, printed=False)
+        _check_recursion(run, checks, f"{BATCH}, recursion at mu", both[0], values, (t, t + 1), t + 1)
+    for rate in both:
+        check_rate(run, checks, BATCH, rate, values, printed=False)
 
 
-def check_randomized(run: Run, book: Book) -> None:
-    """Theorem 4: the expected step exactly at some policies, the rate on the mean over seeds."""
-    rule = run.result.rule
-    reason = "" if isinstance(rule, Randomized) else "the rule is not randomized"
-    reason = reason or below_log(run)
-    if reason:
-        book.skip(RANDOMIZED, reason)
+def _check_recursion(
+    run: CheckedRun, checks: Checklist, name: str, rate: Rate, values: dict[int, Floats],
+    ks: tuple[int, int], where: int,
+) -> None:  # fmt: skip
+    """delta' + c' delta^2 <= delta at mu, from the policy after ks[0] updates to the one after ks[1]."""
+    deltas = run.gaps_at_mu([values[k] for k in ks]) - run.slack
+    checks.compare(name, rates.recursion(np.maximum(deltas, 0.0), rate.c_mu), 2 * run.rounding, where)
+
+
+def check_randomized(run: CheckedRun, checks: Checklist) -> None:
+    """Theorem 4: the expected step, exactly, at some policies; the rate on the mean over seeds."""
+    rule, large = run.record.rule, run.mdp.n_states > SEEDS_ABOVE
+    expectation = f"an expectation; checked up to {SEEDS_ABOVE} states only" if large else ""
+    if checks.skip(RANDOMIZED, run.other_rule(Randomized) or below_log(run) or expectation):
         return
     assert isinstance(rule, Randomized)
-    if run.mdp.n_states > SEEDS_ABOVE:
-        book.skip(RANDOMIZED, f"an expectation, which is checked up to {SEEDS_ABOVE} states")
-        return
     iterations = _seed_iterations(run, run.max_steps)
     changing = callable(rule.d_gen)
     draws = [rule.distribution(run.mdp, i) for i in range(1, (iterations if changing else 1) + 1)]
-    _check_expected_step(run, book, rule)
-    forms: tuple[lemmas.Form, ...] = ("repaired", "printed")
-    rates = [randomized_rate(run.mdp, run.mu, np.stack(draws), form=form) for form in forms]
+    _check_expected_step(run, checks, rule)
+    both = [rates.randomized_rate(run.mdp, run.mu, np.stack(draws), form=form) for form in FORMS]
     points = np.unique(np.r_[0, np.geomspace(1, iterations, 200).round()]).astype(np.int64)
     for where, start in (("mu", run.mu), ("rho", run.mdp.start)):
-        _check_seeds(run, book, where, rates, points, _seed_gaps(run, start, iterations, points))
+        _check_seeds(run, checks, where, both, points, _seed_gaps(run, start, iterations, points))
 
 
-def _check_seeds(run: Run, book: Book, where: str, rates: list[Rate], points: Ints, gaps: Floats) -> None:
+def _check_seeds(
+    run: CheckedRun, checks: Checklist, where: str, both: list[Rate], points: Ints, gaps: Floats
+) -> None:
     """Rate (the same in both forms) and partial sums, on the mean of ``gaps`` (K, R) over seeds."""
     error, allowed, terms = _standard_error(gaps), run.rounding + run.engine, points[1:]
     statement = f"{RANDOMIZED}, rate at {where}, mean of seeds"
-    book.expect(statement, f"{len(gaps)} seeds, standard error at most {error.max() * run.scale:.2g}")
-    bound = rates[0].gap_mu(points) if where == "mu" else rates[0].gap_rho(points)
-    book.add(statement, Sides(gaps.mean(axis=0), bound), 3 * error + allowed, points)
+    checks.expect(statement, f"{len(gaps)} seeds, standard error at most {error.max() * run.scale:.2g}")
+    bound = both[0].gap_mu(points) if where == "mu" else both[0].gap_rho(points)
+    checks.compare(statement, Sides(gaps.mean(axis=0), bound), 3 * error + allowed, points)
     sums = np.array([partial_sums(points, row)[1] for row in gaps])
-    for rate in rates:
+    for rate in both:
         bound = rate.sum_mu(terms) if where == "mu" else rate.sum_rho(terms)
         statement = f"{RANDOMIZED}, partial sums at {where}, mean of seeds, {rate.form}"
-        book.add(statement, Sides(sums.mean(axis=0), bound), 3 * _standard_error(sums) + allowed * terms, terms)
+        checks.compare(
+            statement, Sides(sums.mean(axis=0), bound), 3 * _standard_error(sums) + allowed * terms, terms
+        )
 
 
 def _standard_error(samples: Floats) -> Floats:
@@ -191,27 +264,25 @@ def _standard_error(samples: Floats) -> Floats:
     return np.asarray(samples.std(axis=0, ddof=1) / np.sqrt(len(samples)))
 
 
-def _check_expected_step(run: Run, book: Book, rule: Randomized) -> None:
+def _check_expected_step(run: CheckedRun, checks: Checklist, rule: Randomized) -> None:
     """c' delta^2 <= E[improvement], the expectation taken by trying every pair."""
     statement = f"{RANDOMIZED}, expected step (every pair tried)"
     pairs = run.mdp.n_states * run.mdp.n_actions
     ks = spread(len(run.trace), max(1, min(20, 4000 // pairs)))
-    for k, log_policy in policies(run.trace, ks):
-        now = Evaluated(run.mdp, log_policy)
+    for k, log_policy in run.trace.policies(ks):
+        now = PolicyValues(run.mdp, log_policy)
         d_gen = rule.distribution(run.mdp, k + 1)
-        c_mu = randomized_rate(run.mdp, run.mu, d_gen).c_mu
-        gained = expected_improvement(now, _successors(run, now), d_gen, run.mu)
+        c_mu = rates.randomized_rate(run.mdp, run.mu, d_gen).c_mu
+        gained = rates.expected_improvement(now, _successors(run, now), d_gen, run.mu)
         gap = max(float(run.mu @ (run.best.values - now.values)) - run.slack, 0.0)
-        book.add(statement, Sides(np.asarray(c_mu * gap**2), np.asarray(gained)), 2 * run.rounding, k)
+        checks.compare(statement, Sides(np.asarray(c_mu * gap**2), np.asarray(gained)), 2 * run.rounding, k)
 
 
-def _successors(run: Run, now: Evaluated) -> Floats:
+def _successors(run: CheckedRun, now: PolicyValues) -> Floats:
     """(S, A) V(mu) after the update of each pair."""
-    step = run.result.stepsize
-    assert step is not None
-    tolerance = run.result.sign_tol / run.scale
+    tolerance = run.record.sign_tol / run.scale
     sign = np.where(np.abs(now.advantage) > tolerance, np.sign(now.advantage), 0).astype(np.int8)
-    alpha = np.asarray(step.alpha(now.log_policy, sign))
+    alpha = np.asarray(run.stepsize.alpha(now.log_policy, sign))
     out = np.full(sign.shape, float(run.mu @ now.values))
     for s, a in np.argwhere(sign).tolist():
         only = np.zeros(run.mdp.n_actions, np.int8)
@@ -222,146 +293,129 @@ def _successors(run: Run, now: Evaluated) -> Floats:
     return out
 
 
-def _seed_iterations(run: Run, most: int) -> int:
-    """Iterations of the further seeds: those of the run, or what takes seconds rather than minutes."""
+def _seed_iterations(run: CheckedRun, most: int) -> int:
+    """Iterations of the additional seeds: as many as the run made, if that takes seconds rather than minutes."""
     affordable = int(4e9 / (run.seeds * (run.mdp.n_states**2 + 50)))
-    return min(run.result.iterations, most, max(200, affordable))
+    return min(run.record.iterations, most, max(200, affordable))
 
 
-def _seed_gaps(run: Run, start: Floats, iterations: int, points: Any) -> Floats:
-    """(K, R) V* - V at a start distribution, for many seeds of the same run."""
-    from capo.tabular.solver import solve_many
-
-    original, result = run.result.mdp, run.result
-    assert result.stepsize is not None
-    many = solve_many(
-        original.with_start(start), run.seeds, result.rule, result.stepsize, iterations=iterations, record=points,
-        theta=run.trace.first, sign_tol=result.sign_tol, allow_violation=True, threads=2,
+def _run_seeds(run: CheckedRun, mdp: MDP, iterations: int, **options: Any) -> ManyResult:
+    """The same rule and step size with many seeds."""
+    return solve_many(
+        mdp, run.seeds, run.record.rule, run.stepsize,
+        iterations=iterations, sign_tol=run.record.sign_tol, threads=2, **options,
     )  # fmt: skip
+
+
+def _seed_gaps(run: CheckedRun, start: Floats, iterations: int, points: Any) -> Floats:
+    """(K, R) V* - V at a start distribution, for many seeds of the same run."""
+    mdp = run.record.mdp.with_start(start)
+    many = _run_seeds(run, mdp, iterations, record=points, theta=run.trace.first, allow_violation=True)
     return np.asarray(start @ run.best.values - run.unit(many.value))
 
 
 # --- on-policy ------------------------------------------------------------------------------------------------
 
 
-def check_on_policy(run: Run, book: Book) -> None:
-    """The convergence theorem, as the share of seeds that have come close, and its fixed-step counterpart."""
-    step, rule = run.result.stepsize, run.result.rule
-    assert step is not None
-    reason = "" if isinstance(rule, OnPolicy) else "the rule is not on-policy"
-    wrong = "" if step.kind == "on-policy" else "the step size is not the on-policy one"
-    broken = "; ".join(step.violations(run.mdp.n_actions)) if step.kind == "on-policy" else ""
-    large = f"checked up to {SEEDS_ABOVE} states" if run.mdp.n_states > SEEDS_ABOVE else ""
-    if reason or wrong or broken or large:
-        book.skip(ON_POLICY, reason or wrong or broken or large)
-    else:
-        _check_on_policy_seeds(run, book)
-    bandit = "" if step.kind == "fixed" else "the step size is not fixed"
-    bandit = reason or bandit or _not_three_arms(run)
-    if bandit:
-        book.skip(STUCK, bandit)
-    else:
-        _check_stuck(run, book, step.eta)
+def check_on_policy(run: CheckedRun, checks: Checklist) -> None:
+    """The convergence theorem, on the share of seeds that came close, and its fixed-step counterpart."""
+    rule = run.other_rule(OnPolicy)
+    large = f"checked up to {SEEDS_ABOVE} states only" if run.mdp.n_states > SEEDS_ABOVE else ""
+    if not checks.skip(ON_POLICY, rule or not_on_policy_step(run) or large):
+        _check_on_policy_seeds(run, checks)
+    if not checks.skip(STUCK, rule or not_fixed_step(run) or _not_three_arms(run)):
+        _check_stuck(run, checks, run.stepsize.eta)
 
 
-def _check_on_policy_seeds(run: Run, book: Book) -> None:
+def _check_on_policy_seeds(run: CheckedRun, checks: Checklist) -> None:
     iterations = _seed_iterations(run, 10 * run.max_steps)
     gaps = _seed_gaps(run, run.mdp.start, iterations, [0, iterations])
     close = int((gaps[:, 1] <= 0.01 * gaps[:, 0] + run.rounding + run.engine).sum())
-    book.expect(
+    checks.expect(
         ON_POLICY,
-        f"lhs: mean gap after {iterations} iterations, rhs: gap at first; {close} of {len(gaps)} seeds within 1 % "
-        "of it; the theorem speaks of the limit",
+        f"lhs: mean gap after {iterations} iterations, rhs: initial gap; {close} of {len(gaps)} seeds within 1 % "
+        "of it; the theorem is about the limit",
     )
     sides = Sides(np.asarray(gaps[:, 1].mean()), np.asarray(gaps[:, 0].mean()))
-    book.add(ON_POLICY, sides, run.rounding + run.engine, iterations)
+    checks.compare(ON_POLICY, sides, run.rounding + run.engine, iterations)
 
 
-def _not_three_arms(run: Run) -> str:
-    reward, first = run.result.mdp.reward, run.trace.first
+def _not_three_arms(run: CheckedRun) -> str:
+    reward, first = run.record.mdp.reward, run.trace.first
     uniform = np.allclose(first, -np.log(first.shape[1]), rtol=0, atol=1e-12)
     if reward.shape == (1, 3) and uniform and reward[0, 0] == -reward[0, 2] and 0 < reward[0, 1] < reward[0, 0]:
         return ""
-    return "it speaks of three arms with rewards (r, r', -r), 0 < r' < r, from a uniform policy"
+    return "it is about three arms with rewards (r, r', -r), 0 < r' < r, from a uniform policy"
 
 
-def _check_stuck(run: Run, book: Book, eta: float) -> None:
-    from capo.tabular.solver import solve_many
-
-    assert run.result.stepsize is not None
+def _check_stuck(run: CheckedRun, checks: Checklist, eta: float) -> None:
     steps = int(np.clip(700 / eta, 1, 100))  # then pi of the other arms is still above the least number
-    path = lemmas.stuck_path(eta, steps, run.result.mdp.reward[0])
+    path = lemmas.stuck_path(eta, steps, run.record.mdp.reward[0])
     k = np.arange(steps + 1)
-    book.add(f"{STUCK}, A(a2) >= 0", lemmas.stuck_advantage(path), run.weight_rounding, k)
-    rounding = 200 * (1 + eta) * run.weight_rounding
-    book.add(f"{STUCK}, theta(a2) = theta_1 + eta (t-1)", lemmas.stuck_theta(path, eta), rounding, k)
-    book.add(f"{STUCK}, pi(a2) >= exp(-...)", lemmas.stuck_policy(path), run.weight_rounding, k)
-    book.add(f"{STUCK}, prod pi(a2) >= exp(-2 e^eta/eta)", lemmas.stuck_probability(eta), run.weight_rounding, 0)
+    for what, sides, factor, where in (
+        ("A(a2) >= 0", lemmas.stuck_advantage(path), 1, k),
+        ("theta(a2) = theta_1 + eta (t-1)", lemmas.stuck_theta(path, eta), 200 * (1 + eta), k),
+        ("pi(a2) >= exp(-...)", lemmas.stuck_policy(path), 1, k),
+        ("prod pi(a2) >= exp(-2 e^eta/eta)", lemmas.stuck_probability(eta), 1, 0),
+    ):
+        checks.compare(f"{STUCK}, {what}", sides, factor * run.weight_rounding, where)
     # Long enough for a probability to pass 1/2, however short the run was.
     iterations = max(1000, _seed_iterations(run, 10 * run.max_steps))
-    many = solve_many(
-        run.result.mdp, run.seeds, run.result.rule, run.result.stepsize, iterations=iterations,
-        record=[iterations], track=(0, 1), sign_tol=run.result.sign_tol, threads=2,
-    )  # fmt: skip
+    many = _run_seeds(run, run.record.mdp, iterations, record=[iterations], track=(0, 1))
     assert many.tracked is not None
     share = float((many.tracked[:, -1] > 0.5).mean())
     bound = float(lemmas.stuck_probability_bound(eta))
     error = float(np.sqrt(bound * (1 - bound) / run.seeds))  # of the share, if the bound were the probability
     statement = f"{STUCK}, share of seeds on a2"
-    book.expect(
-        statement, f"{share:.0%} of {run.seeds} seeds have pi(a2) > 1/2; standard error at the bound {error:.1%}"
-    )
+    found = f"{share:.0%} of {run.seeds} seeds have pi(a2) > 1/2"
+    checks.expect(statement, f"{found}; standard error at the bound {error:.1%}")
     sides = Sides(np.asarray(bound), np.asarray(share))
-    book.add(statement, sides, 3 * error + run.weight_rounding, iterations)
+    checks.compare(statement, sides, 3 * error + run.weight_rounding, iterations)
 
 
 # --- baselines ------------------------------------------------------------------------------------------------
 
 
-def check_baseline(run: Run, book: Book) -> None:
-    """The rates of policy gradient and natural policy gradient where the settings say that they apply."""
-    name, step = run.result.algorithm, str(run.result.settings.get("step size", ""))
+def check_baseline(run: CheckedRun, checks: Checklist) -> None:
+    """The rates of policy gradient and natural policy gradient, for the steps and the start they hold for."""
+    baseline = run.record.baseline
+    assert baseline is not None
     uniform = np.full((run.mdp.n_states, run.mdp.n_actions), -np.log(run.mdp.n_actions))
-    history = run.result.history
-    at_first = run.mdp.start @ Evaluated(run.mdp, uniform).values
-    elsewhere = abs(float(run.unit(history["value"][0])) - at_first) > 2 * run.engine
-    not_uniform = "it did not start from the uniform policy" if elsewhere else ""
-    ks, gaps = gaps_rho(run)
-    eta = re.search(r"eta=([0-9.e+-]+)", step)
-    if name == "natural policy gradient" and eta is not None and not not_uniform:
+    at_first = run.mdp.start @ PolicyValues(run.mdp, uniform).values
+    elsewhere = abs(float(run.unit(run.record.history["value"][0])) - at_first) > 2 * run.engine
+    not_uniform = "the run did not start from the uniform policy" if elsewhere else ""
+    other = f"this is {baseline.method}"
+    if not checks.skip(NPG, not_uniform if baseline.method == "natural policy gradient" else other):
+        ks, gaps = gaps_rho(run)
         # theta += eta/(1-gamma) A in the original rewards is eta * scale in rewards within [0, 1].
-        bound = natural_gradient_rate(run.mdp, float(eta[1]) * run.scale, ks[1:])
-        book.add(NPG, Sides(gaps[1:], bound), run.rounding + run.engine, ks[1:])
-    else:
-        book.skip(NPG, not_uniform if name == "natural policy gradient" else f"this is {name}")
-    if name == "policy gradient" and step.startswith("(1-gamma)^3/8") and not not_uniform:
-        _check_policy_gradient(run, book, uniform)
-    elif name == "policy gradient":
-        book.skip(PG, not_uniform or f"its step is {step}, not (1-gamma)^3/8")
-    else:
-        book.skip(PG, f"this is {name}")
+        bound = rates.natural_gradient_rate(run.mdp, baseline.eta * run.scale, ks[1:])
+        checks.compare(NPG, Sides(gaps[1:], bound), run.rounding + run.engine, ks[1:])
+    step = f"its step is {run.record.settings.get('step size')}, not (1-gamma)^3/8"
+    own = not_uniform or ("" if baseline.proven_step else step)
+    if not checks.skip(PG, own if baseline.method == "policy gradient" else other):
+        _check_policy_gradient(run, checks, uniform)
 
 
-def _check_policy_gradient(run: Run, book: Book, uniform: Floats) -> None:
+def _check_policy_gradient(run: CheckedRun, checks: Checklist, uniform: Floats) -> None:
     ks, gaps = gaps_rho(run)
     within = ks <= run.max_steps
     ks, gaps = ks[within], gaps[within]
     least, values = _replay(run, uniform, int(ks[-1]))
     again = run.mdp.start @ run.best.values - values[ks]
-    if np.abs(again - gaps).max() > 1e-6 * (1 + np.abs(gaps).max()):
-        book.skip(PG, "making its steps again with this mu gives other values")
+    differs = np.abs(again - gaps).max() > 1e-6 * (1 + np.abs(gaps).max())
+    if checks.skip(PG, "repeating its steps with this mu gives different values" if differs else ""):
         return
-    book.expect(PG, f"inf pi(a*|s) = {least:.3g} by making its first {int(ks[-1])} steps again")
-    bound = policy_gradient_rate(run.mdp, run.mu, run.best, least, ks)
-    book.add(PG, Sides(gaps, bound), run.rounding + run.engine, ks)
+    checks.expect(PG, f"inf pi(a*|s) = {least:.3g} by repeating its first {int(ks[-1])} steps")
+    bound = rates.policy_gradient_rate(run.mdp, run.mu, run.best, least, ks)
+    checks.compare(PG, Sides(gaps, bound), run.rounding + run.engine, ks)
 
 
-def _replay(run: Run, log_policy: Floats, steps: int) -> tuple[float, Floats]:
-    """Policy gradient made again: inf of pi(a*|s) along ``steps`` steps, and V(rho) after each (steps + 1,)."""
+def _replay(run: CheckedRun, log_policy: Floats, steps: int) -> tuple[float, Floats]:
+    """Policy gradient repeated: inf of pi(a*|s) along ``steps`` steps, and V(rho) after each (steps + 1,)."""
     chosen = run.best.policy > 0.5
     least, values = 1.0, np.empty(steps + 1)
     for k in range(steps + 1):
-        now = Evaluated(run.mdp, log_policy)
+        now = PolicyValues(run.mdp, log_policy)
         least, values[k] = min(least, float(now.policy[chosen].min())), run.mdp.start @ now.values
         step = (1 - run.mdp.gamma) ** 3 / 8 * lemmas.policy_gradient(now, run.mu)
         log_policy = log_normalise(log_policy + step)[0]

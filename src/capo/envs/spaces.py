@@ -1,0 +1,81 @@
+"""Gymnasium's spaces: which are supported, and how observations become arrays for the networks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from capo.arrays import NDArray
+from capo.errors import CapoError
+
+
+class Encoding(NamedTuple):
+    """How the observations of a space are encoded."""
+
+    shape: tuple[int, ...]  # of an encoded observation
+    dtype: np.dtype[Any]
+    high: int  # the largest value if they are bytes: images have 255, a board of 0 and 1 has 1
+    raw_shape: tuple[int, ...]  # of an observation before that
+    encode: Callable[[NDArray], NDArray]  # (N, *raw_shape) -> (N, *shape)
+
+
+def observation_encoding(name: str, space: Any) -> Encoding:
+    """The encoding of an observation space: Box keeps its dtype, Discrete becomes one-hot, MultiBinary booleans.
+
+    Args:
+        name: of the environment, for messages.
+        space: of one environment.
+
+    Raises:
+        CapoError: if the space is of another kind.
+    """
+    from gymnasium import spaces
+
+    raw_shape = tuple(space.shape or ())
+    if isinstance(space, spaces.Discrete):
+        size, start = int(space.n), int(space.start)
+        identity = np.eye(size, dtype=np.bool_)
+        return Encoding((size,), identity.dtype, 255, raw_shape, partial(_one_hot, name, identity, start))
+    if isinstance(space, spaces.MultiBinary):
+        return Encoding(raw_shape, np.dtype(np.bool_), 255, raw_shape, lambda obs: obs.astype(np.bool_))
+    if isinstance(space, spaces.Box):
+        keep = space.dtype in (np.bool_, np.uint8, np.float32)
+        dtype: np.dtype[Any] = np.dtype(space.dtype if keep else np.float32)
+        high = max(int(np.asarray(space.high).max()), 1) if dtype == np.uint8 else 255
+        shape = raw_shape or (1,)
+        return Encoding(shape, dtype, high, raw_shape, lambda obs: obs.astype(dtype).reshape(len(obs), *shape))
+    raise CapoError(
+        f"{name!r} has the observation space {space}; Box, Discrete and MultiBinary are supported: "
+        "flatten it with gymnasium.wrappers.FlattenObservation"
+    )
+
+
+def discrete_actions(name: str, space: Any) -> tuple[int, int]:
+    """The number of actions of a Discrete space, and its first action.
+
+    Raises:
+        CapoError: if the space is of another kind.
+    """
+    from gymnasium import spaces
+
+    if not isinstance(space, spaces.Discrete):
+        raise CapoError(
+            f"{name!r} has the action space {space}, but CAPO needs a finite number of actions (Discrete): "
+            "wrap the environment so that it offers a list of actions to choose from"
+        )
+    return int(space.n), int(space.start)
+
+
+def _one_hot(name: str, identity: NDArray, start: int, obs: NDArray) -> NDArray:
+    with np.errstate(invalid="ignore"):  # nan becomes some integer, and differs from it
+        index = obs.astype(np.int64) - start
+    wrong = (index < 0) | (index >= len(identity)) | (obs != index + start)
+    if wrong.any():
+        raise CapoError(
+            f"observation {obs[wrong][0]!s} of {name!r} must be an integer from {start} to "
+            f"{start + len(identity) - 1}"
+        )
+    return identity[index]

@@ -1,0 +1,423 @@
+"""Trainings on MinAtar as jobs: what is finished is not repeated, and what was stopped continues.
+
+The main figure, the ablation and the noise experiment use it. A :class:`Job` trains the seeds of one algorithm
+with one set of settings on one game, all seeds as one program, in a run's folder under ``runs/``, and ends as one
+results file (:mod:`capo.experiments.results`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from capo import envs
+from capo.envs.minatar.games import GAMES
+from capo.envs.noise import NoisyReward
+from capo.errors import CapoError, unknown_name
+from capo.experiments import processes, results
+from capo.experiments.common import Row, Say, content_of, split_names, teller
+from capo.files import prepare_folder
+from capo.neural.agent import Agent
+from capo.neural.algorithms import registry
+from capo.neural.algorithms.settings import override
+from capo.report import statistics, wording
+from capo.report.series import Kind
+from capo.runs.layout import CONFIG, is_run
+from capo.runs.reader import Unreadable, read_config
+from capo.runs.records import FORMAT, Record, read_result, read_run
+from capo.runs.writer import write_evaluation
+
+OPTIONS = ("games", "frames", "seeds", "preset", "workers")  # that every experiment with trainings accepts
+POINTS = 100  # of a stored training curve
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much to train, and how to evaluate it.
+
+    Attributes:
+        frames: per seed; the default is the paper's.
+        evaluations: during training, evenly spaced.
+        episodes: of each of those, per seed.
+        final_episodes: of the evaluation after training, per seed; as many as ``episodes`` share one program.
+    """
+
+    frames: int = 10_000_000
+    seeds: int = 10
+    preset: str = "default"
+    evaluations: int = 20
+    episodes: int = 100
+    final_episodes: int = 100
+    quick: bool = False
+
+    def with_options(self, **given: Any) -> Plan:
+        """The plan with what the user gave."""
+        return replace(self, **{name: value for name, value in given.items() if value})
+
+
+QUICK = Plan(frames=10_000, seeds=2, preset="cpu", evaluations=4, episodes=10, final_episodes=10, quick=True)
+
+
+# --- choosing -------------------------------------------------------------------------------------------------
+
+
+def environment(game: str) -> str:
+    """The name of a game's environment."""
+    return f"minatar-{game}"
+
+
+def known(kind: str, name: str, allowed: Iterable[str]) -> str:
+    """The name, refused if it is not allowed."""
+    if name not in allowed:
+        raise unknown_name(kind, name, allowed)
+    return name
+
+
+def choose(kind: str, given: Sequence[str] | None, allowed: Iterable[str]) -> list[str]:
+    """Names out of those that are allowed; empty if none is given."""
+    return list(dict.fromkeys(known(kind, name, allowed) for name in split_names(given)))
+
+
+def choose_games(given: Sequence[str] | None) -> list[str]:
+    """Games by name, ``minatar-`` and hyphens allowed; all of them if none is given."""
+    names = [name.removeprefix("minatar-").replace("-", "_") for name in split_names(given)]
+    return choose("game", names, GAMES) or list(GAMES)
+
+
+def choose_kinds(given: Sequence[str] | None, plan: Plan) -> list[Kind]:
+    """Algorithms with their presets, each given as ``ALGORITHM`` or ``ALGORITHM:PRESET``; all if none is given."""
+    kinds = []
+    for entry in split_names(given) or registry.ROWS:
+        name, colon, preset = entry.partition(":")
+        row = registry.find(name if name in registry.ROWS else name.replace("-", ""))
+        if colon:
+            kinds.append((row.name, known(f"preset of {row.name}", preset, row.settings.PRESETS)))
+        else:
+            kinds.append((row.name, find_preset(row.name, plan)))
+    return list(dict.fromkeys(kinds))
+
+
+def find_preset(algorithm: str, plan: Plan) -> str:
+    """The plan's preset; a quick run takes ``default`` where an algorithm has no ``cpu``."""
+    presets = registry.find(algorithm).settings.PRESETS
+    if plan.quick and plan.preset == QUICK.preset and plan.preset not in presets:
+        return "default"
+    return known(f"preset of {algorithm}", plan.preset, presets)
+
+
+# --- one training ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Job:
+    """The seeds of one algorithm with one set of settings on one game.
+
+    Attributes:
+        out: the experiment's folder.
+        plan: how much, and the preset.
+        variant: in the names of its files, for jobs that differ in more than algorithm and preset.
+        title: for tables, figures and messages.
+        settings: that replace the preset's.
+        reward_noise: standard deviation of Gaussian noise on every training reward; evaluations have none.
+    """
+
+    out: Path
+    experiment: str
+    game: str
+    algorithm: str
+    plan: Plan
+    variant: str = ""
+    title: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    reward_noise: float = 0.0
+
+    @property
+    def env(self) -> str:
+        """The name of the environment, without noise."""
+        return environment(self.game)
+
+    @property
+    def preset(self) -> str:
+        """See :func:`find_preset`."""
+        return find_preset(self.algorithm, self.plan)
+
+    @property
+    def label(self) -> str:
+        """The name of its files."""
+        return f"{self.game}-{self.variant or f'{self.algorithm}-{self.preset}'}"
+
+    @property
+    def file(self) -> Path:
+        """The results file."""
+        return self.out / f"{self.label}.json"
+
+    @property
+    def eval_every(self) -> int:
+        """Frames between two evaluations during training."""
+        return max(1, self.plan.frames // self.plan.evaluations)
+
+    # What is there already ----------------------------------------------------------------------------------
+
+    def missing(self) -> list[int]:
+        """Seeds that are not in the results file yet.
+
+        Raises:
+            CapoError: if the algorithm has no such preset, or if the file, or a run to be continued, has other
+                settings.
+        """
+        done = {entry["seed"] for entry in self._stored().get("seeds", ())}
+        left = [seed for seed in range(self.plan.seeds) if seed not in done]
+        for path, config in self._stopped():
+            if set(config["seeds"]) <= set(left):
+                wanted = {"eval_every": self.eval_every, "eval_episodes": self.plan.episodes}
+                _refuse(f"{path}: is a run with", _differences(wanted, config) + self._changes(config["config"]))
+        return left
+
+    def _stored(self) -> Row:
+        """The results file; empty if it is missing or damaged (the run's folder can make it again)."""
+        wanted = self._identity()  # before anything is read: it checks the preset
+        try:
+            read_result(self.file)
+        except Unreadable:
+            return {}
+        stored = content_of(self.file)
+        unknown = [key for key in self._protocol() if key not in stored]
+        if unknown:
+            raise CapoError(
+                f"{self.file}: is from an earlier version of capo and does not say how it was evaluated "
+                f"({', '.join(unknown)} missing), so nothing can be added to it: give another --out (--draw-only "
+                "still shows what is there)"
+            )
+        differ = _differences(wanted | self._protocol(), stored)
+        _refuse(f"{self.file}: holds results with", differ + self._changes(stored["config"]))
+        return stored
+
+    def _identity(self) -> Row:
+        """What must be the same for seeds to be put together."""
+        found: Row = {"experiment": self.experiment, "env": self.env, "algorithm": self.algorithm}
+        found |= {"preset": self.preset, "frames": self.plan.frames}
+        if self.variant:
+            found |= {"variant": self.variant, "changed": dict(self.settings), "reward_noise": self.reward_noise}
+        return found
+
+    def _protocol(self) -> Row:
+        """How it is evaluated, in numbers."""
+        plan = asdict(self.plan)
+        numbers = {key: plan[key] for key in ("evaluations", "episodes", "final_episodes")}
+        return {**numbers, "deterministic": not registry.find(self.algorithm).algorithm.samples}
+
+    def _changes(self, then: Mapping[str, Any]) -> list[str]:
+        """Settings that are not those a training would have now, in words; the horizon is the plan's."""
+        base = registry.find(self.algorithm).settings.preset(self.preset, self.env)
+        now = override(base, self.settings).to_dict()
+        del now["horizon"]
+        return _differences(now, registry.all_settings(self.algorithm, then))
+
+    def _stopped(self) -> list[tuple[Path, Row]]:
+        """Folders of runs that were begun, with their config.json."""
+        found = sorted((self.out / "runs").glob(f"{self._stem()}*"))
+        return [(path, read_config(path)) for path in found if (path / CONFIG).is_file()]
+
+    def _stem(self) -> str:
+        return f"{self.game}-{self.variant or self.algorithm}-{self.preset}-{self.plan.frames}-seeds-"
+
+    # Training -----------------------------------------------------------------------------------------------
+
+    def finish(self, say: Say, progress: bool) -> None:
+        """Train what is missing: first the runs that were stopped, then the rest as one program."""
+        prepare_folder(self.out)
+        for path, config in self._stopped():
+            if set(config["seeds"]) <= set(self.missing()):
+                say(f"continuing {path}")
+                self._train(path, config["seeds"], progress)
+        seeds = self.missing()
+        if seeds:
+            self._train(self.out / "runs" / f"{self._stem()}{seeds[0]}-{seeds[-1]}", seeds, progress)
+        say(f"{self.title}: final return {np.mean(results.finals(read_result(self.file))):.2f}")
+
+    def _train(self, path: Path, seeds: Sequence[int], progress: bool) -> None:
+        make = registry.find(self.algorithm).agent
+        if is_run(path):
+            agent: Agent = make.resume(path, **self._environments())
+            left = agent.frames_left
+        else:
+            options = {"eval_every": self.eval_every, "eval_episodes": self.plan.episodes, **self._environments()}
+            agent = make(preset=self.preset, seeds=seeds, out=path, keep=1, **options, **self.settings)
+            left = self.plan.frames
+        if left:
+            agent.learn(left, progress_bar=progress)
+        final = agent.evaluate(self.plan.final_episodes, seed=1)
+        write_evaluation(path, final.to_dict())
+        self._store(agent, read_config(path), read_run(path), final.returns)
+
+    def _environments(self) -> Row:
+        """What is trained on and what evaluations play: the same, unless training rewards are noisy."""
+        if not self.reward_noise:
+            return {"env": self.env, "eval_env": None}
+        return {"env": NoisyReward(envs.make(self.env), self.reward_noise), "eval_env": self.env}
+
+    def _store(self, agent: Agent, config: Row, trained: Record, final: Any) -> None:
+        """Add the seeds of a finished run to the results file."""
+        stored = self._stored()
+        entries = [
+            {
+                "seed": seed,
+                "training": _thin(*trained.training[seed]),
+                "evaluation": results.curve(*trained.evaluation[seed]),
+                "final_returns": results.rounded(final[index]),
+            }
+            for index, seed in enumerate(agent.seeds)
+        ]
+        program = {
+            "seeds": list(agent.seeds),
+            "wall_seconds": round(agent.wall_seconds, 1),
+            **{key: config[key] for key in ("precision", "versions", "commit", "hardware", "started")},
+        }
+        results.write_result(
+            self.file,
+            {
+                **self._identity(),
+                "format": FORMAT,
+                "game": self.game,
+                "title": self.title,
+                "frames_trained": agent.frames,  # whole iterations
+                "quick": self.plan.quick,
+                **self._protocol(),
+                "protocol": self._sentences(config["config"]),
+                "config": config["config"],
+                "programs": [*stored.get("programs", ()), program],
+                "seeds": sorted([*stored.get("seeds", ()), *entries], key=lambda entry: int(entry["seed"])),
+            },
+        )
+
+    def _sentences(self, settings: Mapping[str, Any]) -> dict[str, str]:
+        """How everything was measured, for readers of the file: :meth:`_protocol` in words."""
+        plan, sampled = self.plan, not self._protocol()["deterministic"]
+        found = {
+            "Evaluation curve": f"every {self.eval_every:,} frames (at the next log point), "
+            + wording.evaluation(plan.episodes, sampled),
+            "Final score": wording.evaluation(plan.final_episodes, sampled),
+            "Training curve": wording.training_curve(settings),
+            "Sticky actions": wording.sticky_actions(self.env),
+        }
+        if self.reward_noise:
+            found["Rewards"] = (
+                f"Gaussian noise of standard deviation {self.reward_noise:g} on every training reward, so the "
+                "training curve shows noisy returns; evaluations play the game without noise"
+            )
+        return found
+
+
+def _thin(frames: Any, returns: Any) -> dict[str, list[Any]]:
+    grid = statistics.common_grid([(frames, returns)], POINTS)
+    return results.curve(grid, statistics.on_grid(frames, returns, grid))
+
+
+def _differences(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+    """What is not as wanted, in words."""
+    return [f"{key} {found.get(key)!r}, not {value!r}" for key, value in wanted.items() if found.get(key) != value]
+
+
+def _refuse(what: str, differences: Sequence[str]) -> None:
+    if differences:
+        raise CapoError(
+            f"{what} other settings ({'; '.join(differences)}); the preset may have changed since: give another "
+            "--out (--draw-only still shows what is there)"
+        )
+
+
+# --- many of them ---------------------------------------------------------------------------------------------
+
+
+def train_all(jobs: Sequence[Job], say: Say, progress: bool, workers: int | None = None) -> None:
+    """Train what is missing, ``workers`` jobs at a time (one if None)."""
+    todo = [job for job in jobs if job.missing()]  # also refuses results with other settings before any work
+    plan = jobs[0].plan
+    say(
+        f"{len(jobs)} trainings, {plan.seeds} seeds of {plan.frames:,} frames each; "
+        f"{len(jobs) - len(todo)} finished already"
+    )
+    try:
+        if workers is not None and workers > 1:
+            processes.finish_all(todo, workers, say)
+            return
+        for index, job in enumerate(todo, 1):
+            seeds = ", ".join(map(str, job.missing()))
+            say(f"{index} of {len(todo)}: {job.title} on {job.game}, seeds {seeds}")
+            job.finish(say, progress)
+    except KeyboardInterrupt:
+        say("stopped; nothing is lost: the same command continues from here")
+        raise
+
+
+@dataclass(frozen=True)
+class ExactPart:
+    """The part of an experiment that takes minutes and trains nothing on a game.
+
+    Attributes:
+        files: that it writes; the first one says whether it was a quick run.
+        compute: writes them, from (out, quick, progress).
+    """
+
+    name: str
+    files: tuple[str, ...]
+    compute: Callable[[Path, bool, bool], None]
+
+    def is_there(self, out: Path, quick: bool) -> bool:
+        """Whether all of it is there, in this size."""
+        whole = all((out / name).exists() for name in self.files)
+        return whole and content_of(out / self.files[0]).get("quick") is quick
+
+
+def run_parts(
+    experiment: str,
+    exact: ExactPart,
+    plan: Plan,
+    make_jobs: Callable[..., Sequence[Job]],
+    out: Path,
+    progress: bool,
+    *,
+    part: str | None = None,
+    games: Sequence[str] | None = None,
+    frames: int | None = None,
+    seeds: int | None = None,
+    preset: str | None = None,
+    workers: int | None = None,
+    **own: Any,
+) -> None:
+    """Compute what is missing of an experiment with an exact part and a part ``game``.
+
+    The exact part takes minutes: it is computed again if it is asked for by name, else only if it is missing.
+
+    Args:
+        plan: of the trainings, before the user's options.
+        make_jobs: the trainings, from (out, games, plan, **own); refuses what would stop them later.
+        part: the one to compute; both if None.
+        games: breakout if none is given.
+        workers: trainings at a time.
+        **own: the experiment's other options for the game.
+    """
+    if part is not None:
+        known("part", part, (exact.name, "game"))
+    sizes = {"frames": frames, "seeds": seeds, "preset": preset}
+    for name, value in {"games": games, **sizes, "workers": workers, **own}.items():
+        if part == exact.name and value is not None:
+            raise CapoError(f"--{name} does not apply to --part {part}: it is about training on a game")
+    say = teller(experiment, progress)
+    jobs: Sequence[Job] = ()
+    if part != exact.name:
+        jobs = make_jobs(out, choose_games(games or ["breakout"]), plan.with_options(**sizes), **own)
+        for job in jobs:
+            job.missing()  # refuses before minutes of work
+    if workers is not None and workers > 1:
+        processes.share_device()
+    if part == exact.name or (part is None and not exact.is_there(out, plan.quick)):
+        exact.compute(out, plan.quick, progress)
+    elif part is None:
+        say(f"the part {exact.name} is finished already (in {out}; --part {exact.name} computes it again)")
+    if jobs:
+        train_all(jobs, say, progress, workers)

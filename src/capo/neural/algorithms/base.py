@@ -1,0 +1,252 @@
+"""What a learner needs to know about an algorithm, and the state of a run.
+
+The learner steps environments, counts episodes, vmaps over seeds and keeps time; an :class:`Algorithm` says how to
+act and how to learn from the rollouts of an iteration. Its methods are pure functions of their arguments, written
+for one seed.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from capo.arrays import Array, Metrics, PyTree
+from capo.envs.protocol import Env, EnvSpec
+from capo.neural.algorithms.settings import CommonSettings
+from capo.neural.parts import networks, replay, schedules
+from capo.neural.parts.networks import NetworkSpec, Params
+from capo.neural.parts.replay import ReplaySpec, Rollout
+
+# Metrics of the gradient steps: there are none before an algorithm starts to learn.
+UPDATE_METRICS = ("critic_loss", "value", "grad_norm")
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TrainState:
+    """The whole state of a run, with a leading axis of K seeds on every leaf."""
+
+    params: PyTree
+    target: PyTree  # target networks; empty if the algorithm has none
+    optimiser: PyTree
+    replay: PyTree  # what is kept of earlier iterations; empty if the algorithm is on-policy
+    env_state: PyTree  # (K, n_envs, ...); empty if the host steps the environment
+    observation: Array  # (K, n_envs, *observation_shape)
+    episode_return: Array  # (K, n_envs) of the current episodes so far
+    episode_length: Array  # (K, n_envs)
+    iteration: Array  # (K,) int32, the same for all seeds
+    key: Array  # (K, 2) uint32, the seed's key; never changes
+
+
+class ReplaySize(NamedTuple):
+    """How large a replay is, and the setting that decides it."""
+
+    nbytes: int  # per seed
+    setting: str
+    value: int
+
+
+class Algorithm(ABC):
+    """One algorithm with its settings, on one environment.
+
+    Attributes:
+        config: the settings; a subclass annotates their type.
+        network: what the networks look like.
+        rollouts: shapes of an iteration's rollouts, and of the replay if whole rollouts are kept.
+        frames_per_iteration: environment steps per iteration and seed.
+    """
+
+    name: ClassVar[str]
+    Config: ClassVar[type[CommonSettings]]
+    explores: ClassVar[bool] = False  # whether exploration follows a schedule, logged as "epsilon"
+    on_policy: ClassVar[bool] = False  # whether it learns only from steps of the current policy
+    samples: ClassVar[bool] = True  # whether the policy is stochastic; if not, the best action is always taken
+    config: CommonSettings
+
+    def __init__(self, config: CommonSettings, env: Env) -> None:
+        self.config = config
+        spec = EnvSpec(env)
+        self.network = replace(
+            self._network(spec.observation_shape, spec.n_actions),
+            byte_high=spec.observation_high,
+            precision=networks.precision(config.precision, spec.observation_dtype),
+        )
+        self.rollouts: ReplaySpec = replay.spec_for(
+            spec.observation_shape,
+            spec.observation_dtype,
+            spec.truncates,
+            n_envs=config.n_envs,
+            length=config.rollout_length,
+            **self._replay_options(),
+        )
+        self.frames_per_iteration = config.frames_per_iteration
+
+    def _network(self, observation_shape: tuple[int, ...], n_actions: int) -> NetworkSpec:
+        return networks.spec_for(self.config, observation_shape, n_actions)
+
+    def _replay_options(self) -> dict[str, int]:
+        """Capacity and clearing of a replay of whole rollouts; by default one iteration is kept."""
+        return {}
+
+    # The state --------------------------------------------------------------------------------------------
+
+    def init_params(self, rng: np.random.Generator) -> Params:
+        """Networks of one seed, as numpy arrays."""
+        return networks.init(self.network, rng)
+
+    def init_target(self, params: Params) -> PyTree:
+        """Target networks."""
+        del params
+        return ()
+
+    @abstractmethod
+    def init_optimiser(self, params: Params) -> PyTree:
+        """The optimiser's state."""
+
+    def init_replay(self) -> PyTree:
+        """An empty replay."""
+        return ()
+
+    def end_rollouts(self, state: TrainState) -> TrainState:
+        """The state of all seeds (K, ...) if the next rollouts do not continue the last ones."""
+        return state
+
+    # Acting -----------------------------------------------------------------------------------------------
+
+    def acting_params(self, params: Params) -> Params:
+        """The networks that :meth:`action_scores` and :meth:`behaviour` need."""
+        return networks.select(params, "actor")
+
+    def action_scores(self, acting: Params, obs: Array) -> Array:
+        """Scores (..., A) of the actions, the largest is the best: logits if the policy is stochastic, else Q."""
+        return networks.outputs(self.network, acting, obs)
+
+    @property
+    def perturbs(self) -> bool:
+        """Whether noise is added to the networks at every step."""
+        return False
+
+    def noise(self, acting: Params, key: Array, steps: int) -> Array:
+        """Noise (steps, ...) of ``steps`` steps, for :meth:`perturb`."""
+        raise NotImplementedError
+
+    def perturb(self, acting: Params, noise: Array) -> Params:
+        """The networks with the noise of one step."""
+        raise NotImplementedError
+
+    def exploration(self, frames: Array | np.floating[Any]) -> Array:
+        """Epsilon after ``frames``."""
+        del frames
+        return jnp.zeros(())
+
+    @abstractmethod
+    def behaviour(self, acting: Params, obs: Array, epsilon: Array) -> Array:
+        """Log-probabilities (..., A) of the actions during training."""
+
+    # Learning ---------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def learn(
+        self, state: TrainState, rollouts: Rollout, iteration: Array, key: Array
+    ) -> tuple[TrainState, Metrics]:
+        """What follows the collection of an iteration's rollouts, for one seed.
+
+        Args:
+            state: of one seed, after its environments were stepped.
+            rollouts: (n_envs, T) of this iteration, observations as the environment gives them.
+            iteration: of this iteration, the same for all seeds (so a branch on it remains a branch).
+            key: random, of this iteration.
+
+        Returns:
+            The state with new networks, optimiser and replay, and scalars to log; among them ``grad_norm``,
+            ``critic_loss`` and ``finite``; and ``learned``, 1 or 0, if some iterations learn nothing.
+        """
+
+    def progress(self, iteration: Array) -> Array:
+        """The fraction of the horizon before this iteration."""
+        return self._frames(iteration) / self.config.horizon
+
+    def learning_rate(self, iteration: Array) -> Array:
+        """The learning rate of this iteration."""
+        config = self.config
+        return schedules.decay(config.learning_rate, config.learning_rate_schedule, self.progress(iteration))
+
+    def _frames(self, iteration: Array) -> Array:
+        return iteration.astype(jnp.float32) * self.frames_per_iteration
+
+    # What a run says about itself -------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def updates_per_iteration(self) -> float:
+        """Gradient steps per iteration, on average."""
+
+    @property
+    @abstractmethod
+    def transitions_per_update(self) -> int:
+        """Transitions per gradient step."""
+
+    @property
+    def memory(self) -> ReplaySize:
+        """The replay's size."""
+        return ReplaySize(0, "", 0)
+
+    def describe_learning(self, n_seeds: int) -> list[str]:
+        """One or two lines: batches, updates, memory."""
+        updates, frames = self.updates_per_iteration, self.frames_per_iteration
+        ratio = f"{updates * self.transitions_per_update / frames:.3g}"
+        learning = (
+            f"learning: {updates:g} updates per iteration, each on {self._describe_batch()}; "
+            f"{updates / frames:.4g} updates per frame"
+        )
+        if self.on_policy:
+            return [f"{learning}; each transition is trained on {ratio} times, then discarded"]
+        megabytes = self.memory.nbytes / 1e6
+        return [
+            f"{learning}, replay ratio {ratio} (each frame is trained on {ratio} times)",
+            f"replay: {self._describe_replay()} per seed{' as bits' if self.rollouts.packed else ''}, "
+            f"{megabytes:.1f} MB per seed, {megabytes * n_seeds:.1f} MB in total",
+        ]
+
+    def _describe_batch(self) -> str:
+        return f"{self.transitions_per_update} transitions"
+
+    def _describe_replay(self) -> str:
+        """What one seed's replay holds; only off-policy algorithms have one."""
+        raise NotImplementedError
+
+
+def finite(params: Params) -> Array:
+    """1.0 if every parameter is finite, else 0.0: training stops on 0."""
+    each = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(params)]
+    return jnp.stack(each).all().astype(jnp.float32)
+
+
+def scan_means(
+    step: Callable[[PyTree, PyTree], tuple[PyTree, Metrics]], carry: PyTree, xs: PyTree
+) -> tuple[PyTree, Metrics]:
+    """``jax.lax.scan`` over a step that returns scalars to log: the last carry and the scalars' means.
+
+    The scalars leave the loop as one array: on a GPU, one array each would be one kernel each, at every step.
+    """
+    names: list[str] = []
+
+    def stacked(carry: PyTree, x: PyTree) -> tuple[PyTree, Array]:
+        carry, metrics = step(carry, x)
+        names[:] = metrics
+        return carry, jnp.stack(list(metrics.values()))
+
+    carry, rows = jax.lax.scan(stacked, carry, xs)
+    return carry, dict(zip(names, rows.mean(axis=0), strict=True))
+
+
+def means(each: Metrics) -> Metrics:
+    """The mean of every array, all of one shape, in a single reduction."""
+    arrays = jnp.stack(list(each.values()))
+    return dict(zip(each, arrays.mean(axis=tuple(range(1, arrays.ndim))), strict=True))

@@ -1,0 +1,409 @@
+"""Rainbow: deep Q-learning with six components, each of which can be switched off.
+
+    n-step         targets look n rewards ahead                                   (n_step = 1: off)
+    distributional Q as a distribution over fixed atoms (C51), cross-entropy loss
+    double         the target's action is chosen by the network being trained
+    dueling        Q = V + A - mean A
+    noisy          noise in the weights explores instead of epsilon
+    prioritised    transitions with a large loss are drawn more often
+
+Settings are those of *Revisiting Rainbow* (Obando-Ceron and Castro, 2021), which the paper uses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from capo.arrays import Array, Metrics, PyTree
+from capo.envs.protocol import Env
+from capo.neural.agent import Agent
+from capo.neural.algorithms.base import UPDATE_METRICS, Algorithm, ReplaySize, TrainState, finite, scan_means
+from capo.neural.algorithms.settings import (
+    Atoms,
+    Count,
+    CountOrZero,
+    EpsilonSettings,
+    Fraction,
+    Network,
+    Number,
+    Positive,
+    check_support,
+    is_minatar,
+)
+from capo.neural.parts import networks, noisy, optimisers, policies, schedules, transitions
+from capo.neural.parts.critic import two_hot
+from capo.neural.parts.networks import Inputs, NetworkSpec, Params
+from capo.neural.parts.policies import taken_row
+from capo.neural.parts.replay import Rollout
+from capo.neural.parts.transitions import NStep, Transitions
+
+
+@dataclass(frozen=True)
+class RainbowConfig(EpsilonSettings):
+    """All settings of Rainbow. Frames are environment steps of one seed, summed over its environments."""
+
+    PRESETS: ClassVar[tuple[str, ...]] = ("paper", "default")
+
+    batch_size: Count = 32
+    """Transitions per gradient step."""
+    gradient_steps: Count = 16
+    """Gradient steps per iteration."""
+    replay_transitions: Count = 100_000
+    """Transitions kept in the replay, rounded up to whole iterations."""
+    learning_starts: CountOrZero = 1000
+    """Frames before the first gradient step."""
+    target_every: Count = 1000
+    """Frames between two updates of the target network, rounded to whole iterations."""
+    n_step: Count = 3
+    """Rewards that a target looks ahead."""
+    distributional: bool = True
+    """Whether Q is a distribution over atoms (C51) instead of a number trained with the Huber loss."""
+    double: bool = True
+    """Whether the network being trained chooses the target's action."""
+    dueling: bool = True
+    """Whether V and A have separate heads."""
+    noisy: bool = True
+    """Whether dense layers are noisy; epsilon may then be 0."""
+    prioritised: bool = True
+    """Whether transitions are drawn by priority instead of uniformly."""
+    atoms: Atoms = 51
+    """Atoms of the distribution."""
+    v_min: Number = -100.0
+    """Lowest atom."""
+    v_max: Number = 100.0
+    """Highest atom."""
+    noisy_sigma: Positive = 0.5
+    """Initial noise of a noisy layer, times the square root of its number of inputs."""
+    priority_exponent: Fraction = 0.5
+    """Priority = loss to this power; 0 draws uniformly."""
+    priority_correction: Fraction = 0.5
+    """Exponent of the importance weights that correct for prioritised drawing: 0 not at all, 1 fully."""
+    learning_rate: Positive = 1e-4
+    """Learning rate of Adam at the start of training."""
+    optimiser_epsilon: Positive = 3.125e-4
+    """Epsilon of Adam."""
+    max_grad_norm: Positive = 10.0
+    network: Network = "auto"
+    """mlp, conv (3x3 convolution), or auto: conv for image grids, else mlp; hidden_layers dense layers follow."""
+    hidden_layers: CountOrZero = 1
+    """Dense layers between the convolution (or the observation) and the heads."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_support(self.v_min, self.v_max, self.atoms)
+
+    def value_range(self) -> tuple[float, float] | None:
+        return (self.v_min, self.v_max) if self.distributional else None
+
+    @classmethod
+    def _preset(cls, name: str, env_name: str) -> Self:
+        if name == "paper":
+            return cls(
+                n_envs=8,  # open: the original steps one environment ...
+                rollout_length=8,  # ... and makes an update every 4 frames: 16 for 64 frames
+                gradient_steps=16,  # see above
+                batch_size=32,  # authors, like all that follows: Revisiting Rainbow for MinAtar
+                replay_transitions=100_000,
+                learning_starts=1000,
+                target_every=1000,
+                n_step=3,
+                atoms=51,
+                v_min=-100.0,
+                v_max=100.0,
+                noisy_sigma=0.1,
+                priority_exponent=0.5,
+                priority_correction=0.5,
+                gamma=0.99,
+                learning_rate=1e-4,
+                optimiser_epsilon=3.125e-4,
+                max_grad_norm=1e6,  # the original does not clip
+                hidden_layers=0,  # one convolution, then the heads
+                epsilon_start=0.01,
+                epsilon_final=0.01,
+            )
+        if is_minatar(env_name):
+            # As many transitions per frame, in larger batches; finer atoms; a hidden layer.
+            return cls(
+                n_envs=32,
+                gradient_steps=16,
+                batch_size=128,
+                learning_starts=5000,
+                target_every=2000,
+                learning_rate=3e-4,
+                optimiser_epsilon=1e-5,
+                atoms=61,
+                v_min=-10.0,
+                v_max=50.0,
+            )
+        return cls(
+            rollout_length=4,
+            gradient_steps=8,
+            batch_size=64,
+            replay_transitions=20_000,
+            target_every=500,
+            learning_rate=1e-3,
+            learning_rate_schedule="linear",
+            optimiser_epsilon=1e-5,
+            atoms=111,
+            v_min=-110.0,  # the range of returns if rewards are between -1 and 1, at this gamma
+            v_max=110.0,
+            hidden_layers=2,
+            width=64,
+        )
+
+
+def support(config: RainbowConfig) -> Array:
+    """The atoms, equally spaced."""
+    return jnp.linspace(config.v_min, config.v_max, config.atoms, dtype=jnp.float32)
+
+
+def project(points: Array, weights: Array, atoms: Array) -> Array:
+    """Move a distribution on ``points`` to the atoms: each point's mass is split between its two neighbours.
+
+    Args:
+        points: (..., N); those beyond the atoms go to the outermost atom.
+        weights: (..., N) their mass.
+        atoms: (M,) ascending.
+
+    Returns:
+        (..., M) the mass on the atoms, with the same mean if no point is beyond them.
+
+    >>> project(jnp.array([0.25, 9.0]), jnp.array([0.8, 0.2]), jnp.arange(3.0)).round(3).tolist()
+    [0.6000000238418579, 0.20000000298023224, 0.20000000298023224]
+    """
+    return jnp.sum(two_hot(points, atoms) * weights[..., None], axis=-2)
+
+
+def outputs(config: RainbowConfig, spec: NetworkSpec, params: Params, obs: Array | Inputs) -> Array:
+    """Logits (..., A, atoms) of the return's distribution; if not distributional, Q as (..., A, 1)."""
+    n_atoms = config.atoms if config.distributional else 1
+    features = networks.body(spec, params["body"], obs)
+    advantage = networks.head(spec, params["advantage"], features)
+    advantage = advantage.reshape(*advantage.shape[:-1], spec.n_actions, n_atoms)
+    if not config.dueling:
+        return advantage
+    value = networks.head(spec, params["value"], features)[..., None, :]
+    return value + advantage - advantage.mean(axis=-2, keepdims=True)
+
+
+def q_values(config: RainbowConfig, outputs: Array) -> Array:
+    """Q (..., A) from the network's outputs."""
+    return jax.nn.softmax(outputs) @ support(config) if config.distributional else outputs[..., 0]
+
+
+def loss_each(
+    config: RainbowConfig, spec: NetworkSpec, params: Params, slow: tuple[Params, Params], batch: NStep
+) -> tuple[Array, Array]:
+    """The loss of every transition (B,), and Q of the taken actions (B,).
+
+    Args:
+        params: the network to train.
+        slow: the target network, and the network that chooses the target's action.
+        batch: n-step transitions.
+    """
+    next_obs = networks.inputs(spec, batch.next_obs)
+    target, chooser = (outputs(config, spec, network, next_obs) for network in slow)
+    action = q_values(config, chooser).argmax(axis=-1)
+    beyond = taken_row(target, action)
+    found = outputs(config, spec, params, batch.obs)
+    chosen = taken_row(found, batch.action)
+    if config.distributional:
+        points = batch.returns[:, None] + batch.discount[:, None] * support(config)
+        goal = jax.lax.stop_gradient(project(points, jax.nn.softmax(beyond), support(config)))
+        each = -jnp.sum(goal * jax.nn.log_softmax(chosen), axis=-1)
+    else:
+        error = chosen[:, 0] - jax.lax.stop_gradient(batch.returns + batch.discount * beyond[:, 0])
+        each = optax.losses.huber_loss(error)
+    return each, q_values(config, chosen[:, None])[:, 0]
+
+
+class RainbowAlgorithm(Algorithm):
+    """Rainbow for a learner."""
+
+    name = "rainbow"
+    Config = RainbowConfig
+    explores = True
+    samples = False
+    config: RainbowConfig
+
+    def __init__(self, config: RainbowConfig, env: Env) -> None:
+        super().__init__(config, env)
+        self.ring = transitions.spec_for(self.rollouts, config.replay_transitions, config.n_step)
+
+    def _network(self, observation_shape: tuple[int, ...], n_actions: int) -> NetworkSpec:
+        spec = super()._network(observation_shape, n_actions)
+        return replace(spec, dense_layers=self.config.hidden_layers)
+
+    # The state --------------------------------------------------------------------------------------------
+
+    def init_params(self, rng: np.random.Generator) -> Params:
+        config, spec = self.config, self.network
+        n_atoms = config.atoms if config.distributional else 1
+        params = {
+            "body": networks.init_body(spec, rng),
+            "advantage": networks.dense(rng, spec.n_features, spec.n_actions * n_atoms, scale=1.0),
+        }
+        if config.dueling:
+            params["value"] = networks.dense(rng, spec.n_features, n_atoms, scale=1.0)
+        if config.noisy:
+            heads = [params[name] for name in ("advantage", "value") if name in params]
+            for layer in [*params["body"]["dense"], *heads]:
+                n_in, n_out = layer["kernel"].shape
+                layer.update(noisy.init(rng, n_in, n_out, config.noisy_sigma))
+        return params
+
+    def init_target(self, params: Params) -> PyTree:
+        return jax.tree.map(jnp.copy, params)
+
+    def init_optimiser(self, params: Params) -> PyTree:
+        return self._optimiser().init(params)
+
+    def _optimiser(self) -> optax.GradientTransformation:
+        clip = optax.clip_by_global_norm(self.config.max_grad_norm)
+        return optimisers.make("adam", clip, epsilon=self.config.optimiser_epsilon)
+
+    def init_replay(self) -> Transitions:
+        return transitions.empty(self.ring)
+
+    # Acting -----------------------------------------------------------------------------------------------
+
+    def acting_params(self, params: Params) -> Params:
+        return params
+
+    def action_scores(self, acting: Params, obs: Array) -> Array:
+        return q_values(self.config, outputs(self.config, self.network, acting, obs))
+
+    @property
+    def perturbs(self) -> bool:
+        return self.config.noisy
+
+    def noise(self, acting: Params, key: Array, steps: int) -> Array:
+        return noisy.draw(acting, key, (steps,))
+
+    def perturb(self, acting: Params, noise: Array) -> Params:
+        return noisy.perturb(acting, noise)
+
+    def exploration(self, frames: Array | np.floating[Any]) -> Array:
+        config = self.config
+        over = config.epsilon_fraction * config.horizon
+        return schedules.epsilon(frames, start=config.epsilon_start, final=config.epsilon_final, over=over)
+
+    def behaviour(self, acting: Params, obs: Array, epsilon: Array) -> Array:
+        """Epsilon-greedy."""
+        scores = self.action_scores(acting, obs)
+        best = jax.nn.one_hot(scores.argmax(axis=-1), scores.shape[-1])
+        return policies.mix_uniform(best, epsilon)
+
+    # Learning ---------------------------------------------------------------------------------------------
+
+    def learn(
+        self, state: TrainState, rollouts: Rollout, iteration: Array, key: Array
+    ) -> tuple[TrainState, Metrics]:
+        config = self.config
+        ring = transitions.add(self.ring, state.replay, rollouts, iteration)
+        rate = self.learning_rate(iteration)
+
+        def step(carry: PyTree, random: tuple[Array, PyTree]) -> tuple[PyTree, Metrics]:
+            params, opt_state, priority, largest = carry
+            now = ring._replace(priority=priority, largest=largest)
+            params, opt_state, now, metrics = self._gradient_step(
+                params, state.target, opt_state, now, rate, *random
+            )
+            return (params, opt_state, now.priority, now.largest), metrics
+
+        def steps(carry: PyTree) -> tuple[PyTree, Metrics]:
+            uniform = jax.random.uniform(key, (config.gradient_steps, config.batch_size))
+            noise: PyTree = ()
+            if config.noisy:  # for the network to train, its target, and the one that chooses
+                noise = noisy.draw(state.params, jax.random.fold_in(key, 1), (config.gradient_steps, 3))
+            return scan_means(step, carry, (uniform, noise))
+
+        def nothing(carry: PyTree) -> tuple[PyTree, Metrics]:
+            return carry, {name: jnp.zeros(()) for name in UPDATE_METRICS}
+
+        started = self._steps_so_far(iteration) > max(config.n_step, -(-config.learning_starts // config.n_envs))
+        carry = (state.params, state.optimiser, ring.priority, ring.largest)
+        (params, opt_state, priority, largest), metrics = jax.lax.cond(started, steps, nothing, carry)
+        before, after = (self._steps_so_far(iteration - i) * config.n_envs // config.target_every for i in (1, 0))
+        target = jax.tree.map(lambda old, new: jnp.where(after > before, new, old), state.target, params)
+        metrics |= {"learning_rate": rate, "finite": finite(params), "learned": started.astype(jnp.float32)}
+        ring = ring._replace(priority=priority, largest=largest)
+        return replace(state, params=params, target=target, optimiser=opt_state, replay=ring), metrics
+
+    def end_rollouts(self, state: TrainState) -> TrainState:
+        """Mark the last step as truncated, so that no return reaches across it."""
+        ring: Transitions = state.replay
+        last = (self._steps_so_far(state.iteration - 1) - 1) % self.ring.steps  # (K,)
+        seeds = jnp.arange(last.shape[0])
+        truncated = jnp.asarray(ring.truncated).at[seeds, last].set(~jnp.asarray(ring.terminated)[seeds, last])
+        return replace(state, replay=ring._replace(truncated=truncated))
+
+    def _steps_so_far(self, iteration: Array) -> Array:
+        return (iteration + 1) * self.config.rollout_length
+
+    def _gradient_step(
+        self,
+        params: Params,
+        target: Params,
+        opt_state: PyTree,
+        ring: Transitions,
+        rate: Array,
+        uniform: Array,
+        noise: PyTree,
+    ) -> tuple[Params, PyTree, Transitions, Metrics]:
+        """One step on one batch drawn from the ring, and the batch's new priorities."""
+        config = self.config
+        index, probability = transitions.draw(ring.priority.reshape(-1), uniform)
+        batch = transitions.take(self.ring, ring, index, config.gamma)
+        weight = probability**-config.priority_correction
+        weight = weight / weight.max()
+
+        def loss(params: Params) -> tuple[Array, tuple[Array, Array]]:
+            now, slow, chooser = params, target, params if config.double else target
+            if config.noisy:
+                now, slow, chooser = (noisy.perturb(net, noise[i]) for i, net in enumerate((now, slow, chooser)))
+            fixed = jax.lax.stop_gradient((slow, chooser))
+            each, q = loss_each(config, self.network, now, fixed, batch)
+            return jnp.mean(weight * each), (each, q)
+
+        grads, (each, q) = jax.grad(loss, has_aux=True)(params)
+        params, opt_state = optimisers.step(self._optimiser(), params, opt_state, grads, rate)
+        if config.prioritised:
+            ring = transitions.prioritise(ring, index, (each + 1e-10) ** config.priority_exponent)
+        metrics = {"critic_loss": jnp.mean(each), "value": jnp.mean(q), "grad_norm": optimisers.global_norm(grads)}
+        return params, opt_state, ring, metrics
+
+    # What a run says about itself -------------------------------------------------------------------------
+
+    @property
+    def updates_per_iteration(self) -> float:
+        return float(self.config.gradient_steps)
+
+    @property
+    def transitions_per_update(self) -> int:
+        return self.config.batch_size
+
+    @property
+    def memory(self) -> ReplaySize:
+        return ReplaySize(self.ring.nbytes, "replay_transitions", self.config.replay_transitions)
+
+    def _describe_replay(self) -> str:
+        return f"{self.ring.capacity} transitions"
+
+
+class Rainbow(Agent):
+    """Deep Q-learning with n-step, distributional, double, dueling, noisy and prioritised parts.
+
+    Its policy is greedy: ``deterministic`` makes no difference to :meth:`predict` and :meth:`evaluate`.
+
+    >>> Rainbow("probe-action", width=16, learning_starts=16).learn(64).frames
+    64
+    """
+
+    _algorithm = RainbowAlgorithm

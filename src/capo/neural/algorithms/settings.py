@@ -1,0 +1,348 @@
+"""What the settings of all algorithms share: checked values, overrides by name, plain dictionaries.
+
+Every algorithm has one frozen dataclass with a sentence under each field; the type of a number says its allowed
+range. Fields that several algorithms have in common are here. An algorithm with another default repeats the field,
+and if the field means something else there, gives it a sentence of its own:
+
+    Settings                  checks, overrides, dictionaries
+      CommonSettings            the loop, the optimiser, the networks: all algorithms
+        ActorCriticSettings       two networks
+          OnPolicySettings          A2C, PPO
+        EpsilonSettings           epsilon-greedy exploration: Rainbow
+          RetraceSettings           NCAPO, Off-PAC (also actor-critics)
+
+A preset says where each value comes from: "table" is the paper's hyper-parameter table, "text" its description,
+"authors" a file that its authors released or cite, "open" a value that they leave open and that was chosen here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    Self,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+import numpy as np
+
+from capo.errors import CapoError, unknown_name
+from capo.neural.parts.optimisers import Optimiser
+from capo.neural.parts.schedules import Schedule
+
+Network = Literal["auto", "mlp", "conv"]
+Activation = Literal["relu", "tanh"]
+RetraceOptimiser = Literal["adam", "rmsprop"]
+Precision = Literal["auto", "float32", "bfloat16"]
+TargetFrom = Literal["current", "target-network"]
+TargetCritic = Literal["full", "head"]
+Critic = Literal["mean", "categorical"]
+Updates = Literal["joint", "separate"]
+
+
+@dataclass(frozen=True)
+class Between:
+    """The allowed range of a number, both ends included: ``gamma: Annotated[float, Between(0, 1)]``."""
+
+    low: float
+    high: float = math.inf
+
+    def __str__(self) -> str:
+        if self.low == -math.inf:
+            return "finite"
+        if self.high < math.inf:
+            return f"between {self.low:g} and {self.high:g}"
+        return "positive" if 0 < self.low < 1 else f"at least {self.low:g}"
+
+
+Count = Annotated[int, Between(1)]
+CountOrZero = Annotated[int, Between(0)]
+Fraction = Annotated[float, Between(0, 1)]
+Positive = Annotated[float, Between(1e-30)]
+NonNegative = Annotated[float, Between(0)]
+Number = Annotated[float, Between(-math.inf)]
+Atoms = Annotated[int, Between(2)]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of one algorithm. Frames are environment steps of one seed, over all its environments."""
+
+    PRESETS: ClassVar[tuple[str, ...]]
+
+    def __post_init__(self) -> None:
+        for name, kind in field_kinds(type(self)).items():
+            _check(name, getattr(self, name), kind)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, strings and booleans, as they go into config.json."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """The inverse of :meth:`to_dict`; a missing key gets its default, an unknown one is an error."""
+        return override(cls(), values)
+
+    @classmethod
+    def preset(cls, name: str, env_name: str = "") -> Self:
+        """The settings called ``name`` for an environment."""
+        if name not in cls.PRESETS:
+            raise unknown_name("preset", name, cls.PRESETS)
+        return cls._preset(name, env_name)
+
+    @classmethod
+    def _preset(cls, name: str, env_name: str) -> Self:
+        raise NotImplementedError
+
+    def value_range(self) -> tuple[float, float] | None:
+        """The lowest and highest value that the critic can represent, if it is a distribution over atoms."""
+        return None
+
+
+@dataclass(frozen=True)
+class CommonSettings(Settings):
+    """The loop, the optimiser, the networks: what all algorithms have."""
+
+    horizon: Count = 1_000_000
+    """Frames over which epsilon, learning rate and entropy follow their schedules; then they stay constant."""
+    n_envs: Count = 8
+    """Environments that each seed steps in parallel."""
+    rollout_length: Count = 8
+    """Steps of each environment per iteration."""
+    gamma: Fraction = 0.99
+    """Discount factor of future rewards."""
+    learning_rate: Positive = 5e-4
+    """Learning rate at the start of training."""
+    learning_rate_schedule: Schedule = "constant"
+    """constant, or linear: falls to 0 at the horizon."""
+    optimiser_epsilon: Positive = 1e-5
+    """Epsilon of the optimiser, added to its denominator."""
+    max_grad_norm: Positive = 0.5
+    """Gradients with a larger norm are scaled down to it."""
+    network: Network = "auto"
+    """mlp (two dense layers), conv (3x3 convolution, one dense layer), or auto: conv for image grids, else mlp."""
+    width: Count = 128
+    """Units per dense layer."""
+    conv_features: Count = 16
+    """Filters of the convolution."""
+    layer_norm: bool = False
+    """Whether to apply LayerNorm before the activation of every hidden layer."""
+    precision: Precision = "float32"
+    """Number format of matrix products (parameters are always float32). auto: bfloat16 on an accelerator if
+    observations are bits or bytes, else float32."""
+
+    @property
+    def frames_per_iteration(self) -> int:
+        """Environment steps of one iteration, over all environments of a seed."""
+        return self.n_envs * self.rollout_length
+
+
+@dataclass(frozen=True)
+class ActorCriticSettings(CommonSettings):
+    """A policy network beside a value network."""
+
+    optimiser_decay: Fraction = 0.99
+    """Decay of rmsprop's second moment (adam always uses 0.9 and 0.999)."""
+    shared_trunk: bool = False
+    """Whether actor and critic share all layers except their heads."""
+    entropy: NonNegative = 0.0
+    """Weight of the policy's entropy in the actor's objective, at the start of training."""
+    entropy_schedule: Schedule = "constant"
+    """constant, or linear: the weight of the entropy falls to 0 at the horizon."""
+
+
+@dataclass(frozen=True)
+class OnPolicySettings(ActorCriticSettings):
+    """A2C and PPO: each iteration's rollouts are trained on, then discarded."""
+
+    gae_lambda: Fraction = 0.95
+    """Lambda of generalised advantage estimation."""
+    optimiser: Optimiser = "adam"
+    """adam, rmsprop (PyTorch's), or rmsprop-tf (TensorFlow's: its moment starts at 1, epsilon is in the root)."""
+    critic_coefficient: NonNegative = 0.5
+    """Weight of the value loss."""
+    width: Count = 64
+    activation: Activation = "tanh"
+    """Activation of hidden layers: relu or tanh."""
+
+
+@dataclass(frozen=True)
+class EpsilonSettings(CommonSettings):
+    """Epsilon-greedy exploration: a uniform action with probability epsilon."""
+
+    epsilon_start: Fraction = 0.0
+    """Probability of a uniform action at the start of training."""
+    epsilon_final: Fraction = 0.0
+    """Probability of a uniform action once epsilon has stopped falling."""
+    epsilon_fraction: Fraction = 0.1
+    """Fraction of the horizon over which epsilon falls to its final value."""
+
+
+@dataclass(frozen=True)
+class RetraceSettings(EpsilonSettings, ActorCriticSettings):
+    """NCAPO and Off-PAC: a replay of rollouts, and a critic trained on Retrace returns with target networks."""
+
+    n_envs: Count = 40
+    """Environments that each seed steps in parallel; each gives one rollout per iteration."""
+    rollout_length: Count = 20
+    """Steps per rollout; rollouts continue across episode ends."""
+    precision: Precision = "auto"
+    batch_size: Count = 32
+    """Rollouts per gradient step."""
+    gradient_steps: Count = 30
+    """Gradient steps per iteration (if updates are separate: as many for the critic and for the actor)."""
+    replay_rollouts: Count = 6400
+    """Rollouts kept in the replay, rounded up to a multiple of n_envs."""
+    replay_clear_every: CountOrZero = 0
+    """Iterations between two clearings of the replay; 0 never clears it."""
+    retrace_lambda: Fraction = 1.0
+    """Lambda of Retrace: 0 looks one step ahead, 1 to the end of the rollout."""
+    actor_lambda: Fraction = 1.0
+    """Factor on retrace_lambda for the actor's advantages. 1 uses the critic's returns; less relies on the critic
+    sooner and has less variance. Off-PAC with weight=q ignores it."""
+    optimiser: RetraceOptimiser = "adam"
+    """adam or rmsprop; one optimiser for actor and critic together."""
+    max_grad_norm: Positive = 0.8
+    target_from: TargetFrom = "current"
+    """Policy that the actor's target and Retrace use: current (at every gradient step) or target-network."""
+    target_critic: TargetCritic = "full"
+    """full: the target network copies the whole critic; head: only its head, on the current trunk."""
+    updates: Updates = "joint"
+    """joint: each gradient step descends both losses; separate: critic steps first, then actor steps."""
+    actor_every: Count = 1
+    """If updates are separate: train the actor every so many iterations."""
+    critic: Critic = "mean"
+    """mean: the critic gives Q, trained by squared error; categorical: a distribution over atoms with mean Q,
+    trained by cross-entropy."""
+    atoms: Atoms = 51
+    """Atoms of a categorical critic; they are closest together around 0."""
+    v_min: Number = -20.0
+    """Lowest atom."""
+    v_max: Number = 200.0
+    """Highest atom."""
+    critic_coefficient: NonNegative = 1.0
+    """Weight of the critic's loss."""
+    tau_q: Fraction = 0.05
+    """How far the critic's target network moves towards the critic, once per iteration; 1 copies it."""
+    tau_policy: Fraction = 1.0
+    """How far the policy's target network moves towards the policy, once per iteration; 1 copies it."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_support(self.v_min, self.v_max, self.atoms)
+
+    def value_range(self) -> tuple[float, float] | None:
+        return (self.v_min, self.v_max) if self.critic == "categorical" else None
+
+
+def check_support(v_min: float, v_max: float, atoms: int) -> None:
+    """Raise if the atoms do not fit into their range."""
+    if v_min >= v_max:
+        raise CapoError(f"v_min={v_min} must be below v_max={v_max}")
+    if (v_max - v_min) / atoms < 1e-6 * (1 + max(abs(v_min), abs(v_max))):
+        raise CapoError(f"{atoms} atoms from v_min={v_min} to v_max={v_max} are too close together for float32")
+
+
+S = TypeVar("S", bound=Settings)
+
+
+def is_minatar(env_name: str) -> bool:
+    """Whether the environment is a MinAtar game, pgx's or the original."""
+    return env_name.startswith(("minatar-", "MinAtar/"))
+
+
+def plain(value: Any) -> Any:
+    """A numpy number as a Python number; anything else unchanged."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+class Kind(NamedTuple):
+    """What a field can be: one of ``choices`` if there are any, else a bool, or a number in ``allowed``."""
+
+    type: type
+    choices: tuple[str, ...] = ()
+    allowed: Between = Between(-math.inf)
+
+
+def field_kinds(cls: type[Settings]) -> dict[str, Kind]:
+    """What each field of the settings can be, by name."""
+    hints = get_type_hints(cls, include_extras=True)
+    return {field.name: _kind(hints[field.name]) for field in dataclasses.fields(cls)}
+
+
+def _kind(hint: Any) -> Kind:
+    if get_origin(hint) is Annotated:
+        number, allowed = get_args(hint)
+        return Kind(number, allowed=allowed)
+    if get_origin(hint) is Literal:
+        return Kind(str, choices=get_args(hint))
+    return Kind(hint)
+
+
+def override(config: S, values: Mapping[str, Any]) -> S:
+    """``config`` with some fields replaced; values may be strings, as typed on a command line."""
+    kinds = field_kinds(type(config))
+    parsed = {}
+    for name, value in values.items():
+        if name not in kinds:
+            raise unknown_name("setting", name, kinds)
+        parsed[name] = _parse(name, value, kinds[name])
+    return dataclasses.replace(config, **parsed)
+
+
+def _check(name: str, value: Any, kind: Kind) -> None:
+    """Raise if ``value`` is not what the field can be."""
+    if kind.choices:
+        if value not in kind.choices:
+            raise unknown_name(f"value of {name}", value, kind.choices)
+        return
+    if kind.type is bool:
+        if not isinstance(value, bool):
+            raise CapoError(f"{name}={value!r} must be true or false")
+        return
+    if isinstance(value, bool) or not isinstance(value, int if kind.type is int else int | float):
+        raise _not_a_number(name, value, kind)
+    if not (math.isfinite(value) and kind.allowed.low <= value <= kind.allowed.high):
+        raise CapoError(f"{name}={value!r} must be {kind.allowed}")
+
+
+def _parse(name: str, value: Any, kind: Kind) -> Any:
+    value = plain(value)
+    if kind.choices:
+        return value
+    if not isinstance(value, str):
+        # JSON has one kind of number: 1.0 for an integer and 1 for a float are both meant well.
+        if kind.type is int and isinstance(value, float) and value.is_integer():
+            return int(value)
+        is_int = isinstance(value, int) and not isinstance(value, bool)
+        return float(value) if kind.type is float and is_int else value
+    if kind.type is bool:
+        lowered = value.strip().lower()
+        if lowered in ("true", "yes", "on", "1"):
+            return True
+        if lowered in ("false", "no", "off", "0"):
+            return False
+        raise CapoError(f"{name}={value!r} must be true or false")
+    try:
+        number = float(value.replace("_", ""))
+    except ValueError:
+        raise _not_a_number(name, value, kind) from None
+    if kind.type is int:
+        if not number.is_integer():
+            raise _not_a_number(name, value, kind)
+        return int(number)
+    return number
+
+
+def _not_a_number(name: str, value: Any, kind: Kind) -> CapoError:
+    return CapoError(f"{name}={value!r} must be {'an integer' if kind.type is int else 'a number'}")

@@ -1,0 +1,128 @@
+"""An agent at play, step by step, as a GIF for people to look at."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from capo import gif
+from capo.arrays import NDArray
+from capo.checks import check_seed, positive
+from capo.envs import is_jitted
+from capo.envs.failures import environment_call, failure_context
+from capo.errors import CapoError
+
+
+class Playable(Protocol):
+    """What a film needs of an agent."""
+
+    @property
+    def env(self) -> Any: ...
+    def predict(self, observation: Any, *, deterministic: bool = False) -> tuple[NDArray, Any]: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What is to be seen after a step."""
+
+    observation: Any
+    picture: NDArray | None  # bytes, the environment's own, (H, W, 3)
+    step: int
+    score: float
+    last: bool
+
+
+class Film(NamedTuple):
+    """What a GIF shows."""
+
+    scores: list[float]  # of the episodes that ended
+    last_score: float  # the score last shown
+    frames: int
+
+
+def record(
+    agent: Playable, path: Path, episodes: int, steps: int, deterministic: bool, seed: int, per_second: float
+) -> Film:
+    """Play and write a GIF to ``path``, which :func:`check_target` has checked."""
+    pictures, scores = [], []
+    for frame in play(agent, episodes, steps, deterministic=deterministic, seed=seed):
+        picture = gif.draw_observation(frame.observation) if frame.picture is None else frame.picture
+        pictures.append(gif.with_caption(picture, f"{agent.env.name}   step {frame.step}   score {frame.score:g}"))
+        if frame.last:
+            scores.append(frame.score)
+    gif.write_gif(path, pictures, per_second)
+    return Film(scores, frame.score, len(pictures))
+
+
+def check_target(path: Path, per_second: Any) -> None:
+    """Raise if no GIF can be written to ``path``, or not at that speed."""
+    gif.check_target(path)
+    if not positive("per_second", per_second) <= 100:
+        raise CapoError(f"per_second={per_second:g} must be above 0 and at most 100")
+
+
+def play(agent: Playable, episodes: int, steps: int, *, deterministic: bool, seed: int) -> Iterator[Frame]:
+    """The frames of ``episodes`` whole episodes, or of the first ``steps`` steps of them."""
+    check_seed(seed)
+    player = _play_jitted if is_jitted(agent.env) else _play_gymnasium
+    left = steps
+    for episode in range(episodes):
+        for frame in player(agent, deterministic, seed + episode):
+            yield frame
+            left -= 1
+            if left <= 0:
+                return
+
+
+def _play_jitted(agent: Playable, deterministic: bool, seed: int) -> Iterator[Frame]:
+    reset, advance = jax.jit(agent.env.reset), jax.jit(agent.env.step)
+    key = jax.random.PRNGKey(seed)
+    env_state, observation = reset(jax.random.fold_in(key, 0))
+    step, score, last = 0, 0.0, False
+    yield Frame(np.asarray(observation), None, step, score, last)
+    while not last:
+        step += 1
+        action, _ = agent.predict(np.asarray(observation), deterministic=deterministic)
+        env_state, observation, reward, terminated, truncated = advance(
+            jax.random.fold_in(key, step), env_state, jnp.int32(action)
+        )
+        score += float(reward)
+        last = bool(terminated) or bool(truncated)
+        yield Frame(np.asarray(observation), None, step, score, last)
+
+
+def _play_gymnasium(agent: Playable, deterministic: bool, seed: int) -> Iterator[Frame]:
+    watched = agent.env.open_to_watch()
+    env = watched.env
+    if not watched.owned:
+        agent.close()  # training continues with new episodes
+    step, score, last = 0, 0.0, False
+
+    def seen() -> Frame:
+        with failure_context(f"{agent.env.name}, at step {step:,}"), environment_call("render"):
+            return Frame(np.array(observation), watched.picture(), step, score, last)
+
+    try:
+        with failure_context(agent.env.name), environment_call("reset"):
+            observation, _ = env.reset(seed=seed)
+        yield seen()
+        while not last:
+            step += 1
+            action, _ = agent.predict(observation, deterministic=deterministic)
+            with failure_context(f"{agent.env.name}, at step {step:,}"), environment_call("step"):
+                observation, reward, terminated, truncated, _ = env.step(int(action))
+                score += float(reward)
+                last = bool(terminated or truncated)
+            yield seen()
+    finally:
+        if watched.owned:
+            with contextlib.suppress(Exception):  # an environment that failed may fail here too
+                env.close()

@@ -1,0 +1,280 @@
+"""Learning on environments that only the host can step (Gymnasium): the same jitted learning, K = 1."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from capo.arrays import Array, Metrics, NDArray, PyTree
+from capo.envs.failures import EnvironmentFailed, failure_context
+from capo.envs.protocol import HostEnv, HostVector
+from capo.errors import CapoError
+from capo.neural.algorithms.base import Algorithm, TrainState
+from capo.neural.learners.protocol import MAX_EVALUATION_STEPS, Learner, seed_keys, to_device
+from capo.neural.parts import replay
+from capo.neural.parts.replay import Rollout
+
+Behave = Callable[[NDArray, int], tuple[NDArray, NDArray]]
+
+
+class Collector:
+    """Steps the environments and cuts what happens into rollouts of T valid steps.
+
+    Every environment fills its own rollout, since in the next-step autoreset mode some calls are no steps;
+    an iteration takes the oldest complete rollouts and leaves the rest for the next one. A single
+    environment simply gives its rollouts one after another. In both cases a rollout is not continued by the
+    one in its place in the next iteration, and ends as if truncated.
+
+    Args:
+        envs: to step.
+        spec: shapes of the rollouts.
+        seed: of the environments.
+        fresh: whether what is left is forgotten instead, since an earlier policy took it.
+    """
+
+    def __init__(self, envs: HostVector, spec: replay.ReplaySpec, seed: int, fresh: bool = False) -> None:
+        self._envs, self._spec, self._fresh = envs, spec, fresh
+        n = envs.n
+        self._continued = n == spec.n_envs and not envs.skips
+        self.steps = 0  # of all environments, since the last complete iteration
+        self._obs = envs.reset(seed)
+        self._rows = _blank(spec, n, np)
+        self._filled = np.zeros(n, np.int64)
+        self._complete: list[Rollout] = []
+        self._return, self._length = np.zeros(n), np.zeros(n, np.int64)
+
+    def collect(self, behave: Behave, n_rollouts: int) -> tuple[Rollout, dict[str, float]]:
+        """``n_rollouts`` rollouts of ``behave(obs, step) -> (actions, log_mu)``, and the episodes' ends."""
+        returns: list[float] = []
+        lengths: list[int] = []
+        if self._fresh:
+            self._filled[:] = 0
+            self._complete = []
+        step = self.steps = 0
+        while len(self._complete) < n_rollouts:
+            action, log_mu = behave(self._obs, step)
+            self._step(action, log_mu, returns, lengths)
+            step += 1
+        taken, self._complete = self._complete[:n_rollouts], self._complete[n_rollouts:]
+        stacked: list[Any] = [np.stack(leaves) for leaves in zip(*taken, strict=True)]
+        rollouts = Rollout(*stacked)
+        if not self._continued:
+            rollouts.truncated[:, -1] = ~rollouts.terminated[:, -1]
+        episodes = {
+            "episodes": float(len(returns)),
+            "episode_return": float(np.mean(returns)) if returns else float("nan"),
+            "episode_length": float(np.mean(lengths)) if lengths else float("nan"),
+        }
+        return rollouts, episodes
+
+    def _step(self, action: NDArray, log_mu: NDArray, returns: list[float], lengths: list[int]) -> None:
+        moved = self._envs.step(action)
+        who = np.flatnonzero(moved.valid)
+        self.steps += len(who)
+        at = self._filled[who]
+        rows = self._rows
+        rows.obs[who, at] = self._obs[who]
+        rows.obs[who, self._spec.length + at] = moved.successor[who]
+        for leaf, new in (
+            (rows.action, action),
+            (rows.reward, moved.reward),
+            (rows.terminated, moved.terminated),
+            (rows.truncated, moved.truncated),
+            (rows.log_mu, log_mu),
+        ):
+            leaf[who, at] = new[who]
+        self._filled[who] += 1
+        for i in np.flatnonzero(self._filled == self._spec.length):
+            self._complete.append(Rollout(*(leaf[i].copy() for leaf in rows)))
+            self._filled[i] = 0
+        self._obs = moved.obs
+        self._return[who] += moved.reward[who]
+        self._length[who] += 1
+        for i in who[(moved.terminated | moved.truncated)[who]]:
+            returns.append(float(self._return[i]))
+            lengths.append(int(self._length[i]))
+            self._return[i], self._length[i] = 0.0, 0
+
+
+def _blank(spec: replay.ReplaySpec, n: int, xp: Any) -> Rollout:
+    """``n`` rollouts before packing, all zero, as numpy or jax arrays."""
+    steps = (n, spec.length)
+    return Rollout(
+        obs=xp.zeros((n, spec.length + spec.successors, *spec.observation_shape), spec.observation_dtype),
+        action=xp.zeros(steps, np.int32),
+        reward=xp.zeros(steps, np.float32),
+        terminated=xp.zeros(steps, np.bool_),
+        truncated=xp.zeros(steps, np.bool_),
+        log_mu=xp.zeros(steps, np.float32),
+    )
+
+
+class HostLearner(Learner):
+    """The learner's interface on a Gymnasium environment.
+
+    What a checkpoint of its state cannot hold: the environments' inner state and the rollouts that were
+    under way. A learner that gets a state it did not end with itself starts new episodes.
+    """
+
+    def __init__(self, algorithm: Algorithm, env: HostEnv, n_seeds: int, eval_env: HostEnv | None = None) -> None:
+        if n_seeds != 1:
+            raise CapoError(
+                f"{env.name!r} is stepped on the host, one seed at a time: make one learner per seed "
+                f"(n_seeds=1, not {n_seeds})"
+            )
+        super().__init__(algorithm, env, n_seeds, eval_env)
+        self._collector: Collector | None = None
+        self._closing: weakref.finalize[[], HostLearner] | None = None
+        self._expected: tuple[int, int] | None = None  # key and iteration that the collector stands at
+        self._behave = jax.jit(self._behave_jitted)
+        self._step: Any = None
+        self._kept: TrainState | None = None
+
+    def init(self, seeds: Sequence[int]) -> TrainState:
+        keys = seed_keys(seeds, 1)
+        state: TrainState = jax.jit(jax.vmap(self._init_seed))(self._init_params(seeds), keys)
+        return state
+
+    def shapes(self, seeds: Sequence[int]) -> TrainState:
+        shapes: TrainState = jax.eval_shape(lambda: self.init(seeds))
+        return shapes
+
+    def compile(self) -> float:
+        if self.compile_seconds is None:
+            begin = time.perf_counter()
+            rollouts = jax.eval_shape(lambda: _blank(self.replay, self.replay.n_envs, jnp))
+            lowered = jax.jit(self._learn_iteration, donate_argnums=0).lower(self.shapes([0]), rollouts)
+            self._step = lowered.compile()
+            self.compile_seconds = time.perf_counter() - begin
+        return self.compile_seconds
+
+    def run(self, state: TrainState, iterations: int) -> tuple[TrainState, dict[str, NDArray]]:
+        self._kept = state
+        self.compile()
+        self._kept = state = to_device(state)
+        rows: list[dict[str, Any]] = []
+        if self._collector is None or self._expected != _position(state):
+            self._kept = state = self.algorithm.end_rollouts(state)
+            self._open_collector(_position(state))
+        collector = self._collector
+        assert collector is not None
+        iteration, key = int(state.iteration[0]), state.key[0]
+        for now in range(iteration, iteration + iterations):
+            epsilon = self.algorithm.exploration(np.float32(now * self.frames_per_iteration))
+            collect_key = jax.random.split(jax.random.fold_in(key, now))[0]
+            acting = jax.tree.map(lambda leaf: leaf[0], self.algorithm.acting_params(state.params))
+
+            def behave(obs: NDArray, step: int, args: Any = (acting, collect_key, epsilon)) -> Any:
+                action, log_mu = self._behave(*args, obs, step)
+                return np.asarray(action), np.asarray(log_mu)
+
+            try:
+                rollouts, episodes = collector.collect(behave, self.config.n_envs)
+            except EnvironmentFailed as error:
+                frame = now * self.frames_per_iteration + collector.steps
+                raise EnvironmentFailed(f"{self.env.name}, after frame {frame:,}: {error}") from error.__cause__
+            self._kept = None  # the step takes its memory
+            state, metrics = self._step(state, rollouts)
+            self._kept = state
+            rows.append(metrics | episodes | ({"epsilon": epsilon} if self.algorithm.explores else {}))
+        self._expected, self._kept = _position(state), None
+        if not rows:
+            return state, {}
+        return state, {name: np.array([row[name] for row in rows], np.float32).reshape(-1, 1) for name in rows[0]}
+
+    def recover(self) -> TrainState | None:
+        """The state after the last complete iteration of a :meth:`run` that raised; new episodes follow."""
+        kept, self._kept, self._expected = self._kept, None, None
+        return kept
+
+    def evaluate(self, params: PyTree, keys: Array, episodes: int, deterministic: bool = False) -> NDArray:
+        """See :class:`Learner`; every copy of the environment plays the same number of episodes.
+
+        Fresh copies are played where they can be made; otherwise the training environments are, and training
+        continues with new episodes.
+        """
+        n = max(d for d in range(1, min(episodes, 16) + 1) if episodes % d == 0)
+        envs = self.eval_env.open_for_evaluation(n)
+        if envs is None:
+            self.close()
+            envs = self.eval_env.open(n)
+        policy = jax.tree.map(lambda leaf: leaf[0], params)
+        try:
+            with failure_context(f"{self.eval_env.name}, in the evaluation", "The agent is as it was before"):
+                return self._play(envs, policy, keys[0], episodes, deterministic)[None]
+        finally:
+            envs.close()
+
+    def _play(self, envs: HostVector, params: PyTree, key: Array, episodes: int, deterministic: bool) -> NDArray:
+        n = envs.n
+        everything = np.ones((n, self.env.n_actions), np.bool_)  # no action is masked
+        share = -(-episodes // n)
+        returns: list[list[float]] = [[] for _ in range(n)]
+        total, steps = np.zeros(n), np.zeros(n, np.int64)
+        obs = envs.reset(int(np.asarray(jax.random.randint(key, (), 0, 2**30))))
+        count = 0
+        while min(map(len, returns)) < share:
+            action = np.asarray(
+                self._act(params, obs, jax.random.fold_in(key, count), everything, deterministic=deterministic)
+            )
+            moved = envs.step(action)
+            obs, count = moved.obs, count + 1
+            total[moved.valid] += moved.reward[moved.valid]
+            steps[moved.valid] += 1
+            ended = moved.terminated | moved.truncated
+            capped = moved.valid & ~ended & (steps >= MAX_EVALUATION_STEPS)
+            for i in np.flatnonzero((moved.valid & ended) | capped):
+                returns[i].append(total[i])
+                total[i], steps[i] = 0.0, 0
+            if capped.any():  # what follows is another episode, not the rest of this one
+                obs = obs.copy()
+                obs[capped] = envs.restart(capped)
+        return np.array([value for mine in returns for value in mine[:share]], np.float32)[:episodes]
+
+    def _behave_jitted(
+        self, acting: PyTree, key: Array, epsilon: Array, obs: Array, step: Array
+    ) -> tuple[Array, Array]:
+        key = jax.random.fold_in(key, step)
+        if self.algorithm.perturbs:
+            acting = self.algorithm.perturb(acting, self.algorithm.noise(acting, jax.random.fold_in(key, 1), 1)[0])
+        log_mu = self.algorithm.behaviour(acting, obs, epsilon)
+        action = jax.random.categorical(key, log_mu)
+        return action.astype(jnp.int32), jnp.take_along_axis(log_mu, action[:, None], axis=-1)[:, 0]
+
+    def _learn_iteration(self, state: TrainState, rollouts: Rollout) -> tuple[TrainState, Metrics]:
+        iteration = state.iteration[0]
+
+        def one(state: TrainState) -> tuple[TrainState, Metrics]:
+            learn_key = jax.random.split(jax.random.fold_in(state.key, iteration))[1]
+            state, metrics = self.algorithm.learn(state, rollouts, iteration, learn_key)
+            return replace(state, iteration=state.iteration + 1), metrics
+
+        return jax.vmap(one)(state)
+
+    def _open_collector(self, position: tuple[int, int]) -> None:
+        """A new collector, with new episodes."""
+        self.close()
+        # A seed that depends on where the run stands: a resumed run must not replay its first episodes.
+        seed = int(np.random.SeedSequence(position).generate_state(1)[0]) % 2**30
+        with failure_context(self.env.name):
+            envs = self.env.open(self.config.n_envs)
+            self._closing = weakref.finalize(self, envs.close)  # also when nobody wants the learner any more
+            self._collector = Collector(envs, self.replay, seed, self.algorithm.on_policy)
+
+    def close(self) -> None:
+        """Close the environments that were opened for training; another :meth:`run` opens new ones."""
+        self._collector = None
+        if self._closing is not None:
+            self._closing()
+
+
+def _position(state: TrainState) -> tuple[int, int]:
+    high, low = (int(part) for part in np.asarray(state.key[0]))
+    return (high << 32) | low, int(state.iteration[0])

@@ -1,0 +1,289 @@
+"""Collect -> store -> learn as one jitted function of an explicit state, vmapped over seeds.
+
+Everything a seed does is a function of its seed and the iteration: the random key of an iteration is the
+seed's key folded with the iteration's number, so it does not matter how a run is cut into calls or which
+other seeds run beside it. What all seeds have in common (the iteration, hence the ring position, epsilon and
+the learning rate) stays outside the vmap: a branch on it is a branch and not a select, and a write to the
+replay is a slice and not a scatter.
+
+Where there are several devices, each runs the same program on its part of the seeds; they never wait for each
+other. Matrix products of fewer seeds may be rounded differently: results agree with one device's up to that.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from capo.arrays import Array, Metrics, NDArray, PyTree
+from capo.neural.algorithms.base import Algorithm, TrainState
+from capo.neural.learners.protocol import MAX_EVALUATION_STEPS, Learner, seed_keys, to_device
+from capo.neural.parts.networks import prepare
+from capo.neural.parts.replay import Rollout
+
+# How arrays are split among devices: by seed on the first axis, on the second (metrics), or not at all.
+_SEEDS, _ROWS, _WHOLE = (PartitionSpec(*axes) for axes in (("seeds",), (None, "seeds"), ()))  # type: ignore[no-untyped-call]
+CHUNK = 1024  # rows of the metrics buffer: the most iterations of one compiled call
+EVALUATION_CHUNK = 16  # steps between two looks at who still plays; divides MAX_EVALUATION_STEPS
+
+
+class JittedLearner(Learner):
+    """An algorithm on a jitted environment: K seeds are one program."""
+
+    def __init__(self, algorithm: Algorithm, env: Any, n_seeds: int, eval_env: Any = None) -> None:
+        self.mesh = _seeds_mesh(n_seeds)
+        super().__init__(algorithm, env, n_seeds, eval_env)
+        self._compiled: Any = None
+        self._evaluate = jax.jit(self._evaluate_on_devices, static_argnames=("episodes", "deterministic"))
+
+    @property
+    def n_devices(self) -> int:
+        return 1 if self.mesh is None else int(self.mesh.size)
+
+    def _spread(self, function: Callable[..., Any], given: Any, result: Any) -> Callable[..., Any]:
+        """``function`` of some seeds as one of all seeds, each device doing its part.
+
+        Args:
+            given: how each argument is split, a PartitionSpec each.
+            result: the same for what is returned.
+        """
+        if self.mesh is None:
+            return function
+        spread: Callable[..., Any] = jax.shard_map(
+            function, mesh=self.mesh, in_specs=given, out_specs=result, check_vma=False
+        )
+        return spread
+
+    def place(self, state: PyTree) -> PyTree:
+        return to_device(state) if self.mesh is None else jax.device_put(state, NamedSharding(self.mesh, _SEEDS))
+
+    def init(self, seeds: Sequence[int]) -> TrainState:
+        keys = seed_keys(seeds, self.n_seeds)
+        made = None if self.mesh is None else NamedSharding(self.mesh, _SEEDS)  # where it is to be, at once
+        begin = jax.jit(self._begin, out_shardings=made, compiler_options=_compiler_options(level=0))
+        state: TrainState = begin(self._init_params(seeds), keys)
+        return state
+
+    def shapes(self, seeds: Sequence[int]) -> TrainState:
+        keys = seed_keys(seeds, self.n_seeds)
+        shapes: TrainState = jax.eval_shape(lambda: self._begin(self._init_params(seeds), keys))
+        return shapes
+
+    def _begin(self, params: PyTree, keys: Array) -> TrainState:
+        """The state before the first iteration, for networks and keys of all seeds."""
+
+        def one(params: PyTree, key: Array) -> TrainState:
+            state_key, reset_key = jax.random.split(key)
+            env_state, obs = jax.vmap(self.env.reset)(jax.random.split(reset_key, self.config.n_envs))
+            return replace(self._init_seed(params, state_key), env_state=env_state, observation=obs)
+
+        return jax.vmap(one)(params, keys)
+
+    def compile(self) -> float:
+        if self.compile_seconds is None:
+            begin = time.perf_counter()
+            shapes = self.shapes(range(self.n_seeds))
+            if self.mesh is not None:
+                shapes = jax.tree.map(partial(_placed, sharding=NamedSharding(self.mesh, _SEEDS)), shapes)
+            run = self._spread(self._run, (_SEEDS, _WHOLE), (_SEEDS, _ROWS))
+            lowered = jax.jit(run, donate_argnums=0).lower(shapes, jnp.int32(0))
+            self._compiled = lowered.compile(compiler_options=_compiler_options())
+            self.compile_seconds = time.perf_counter() - begin
+        return self.compile_seconds
+
+    def compiled_memory(self) -> int | None:
+        self.compile()
+        plan = self._compiled.memory_analysis()
+        if plan is None:
+            return None
+        return self.n_devices * int(plan.argument_size_in_bytes + plan.temp_size_in_bytes)
+
+    def run(self, state: TrainState, iterations: int) -> tuple[TrainState, dict[str, NDArray]]:
+        self.compile()
+        state = self.place(state)
+        rows: list[dict[str, NDArray]] = []
+        done = 0
+        while done < iterations:
+            now = min(CHUNK, iterations - done)
+            state, metrics = self._compiled(state, jnp.int32(now))
+            rows.append({name: np.asarray(values)[:now] for name, values in metrics.items()})
+            done += now
+        if not rows:
+            return state, {}
+        return state, {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
+
+    def _run(self, state: TrainState, iterations: Array) -> tuple[TrainState, Metrics]:
+        """Up to CHUNK iterations; the number is an argument, so that every number is the same program."""
+
+        def body(row: Array, carry: tuple[TrainState, Metrics]) -> tuple[TrainState, Metrics]:
+            state, buffers = carry
+            state, metrics = jax.vmap(self._iterate, in_axes=(0, None))(state, state.iteration[0])
+            return state, {name: buffers[name].at[row].set(values) for name, values in metrics.items()}
+
+        shapes = jax.eval_shape(lambda: jax.vmap(self._iterate, in_axes=(0, None))(state, jnp.int32(0)))[1]
+        buffers = {name: jnp.zeros((CHUNK, *leaf.shape), leaf.dtype) for name, leaf in shapes.items()}
+        result: tuple[TrainState, Metrics] = jax.lax.fori_loop(0, iterations, body, (state, buffers))
+        return result
+
+    def _iterate(self, state: TrainState, iteration: Array) -> tuple[TrainState, Metrics]:
+        """One iteration of one seed."""
+        collect_key, learn_key = jax.random.split(jax.random.fold_in(state.key, iteration))
+        epsilon = self.algorithm.exploration(iteration.astype(jnp.float32) * self.frames_per_iteration)
+        state, rollouts, episodes = self._collect(state, collect_key, epsilon)
+        state, metrics = self.algorithm.learn(state, rollouts, iteration, learn_key)
+        state = replace(state, iteration=state.iteration + 1)
+        return state, metrics | episodes | ({"epsilon": epsilon} if self.algorithm.explores else {})
+
+    def _collect(self, state: TrainState, key: Array, epsilon: Array) -> tuple[TrainState, Rollout, Metrics]:
+        """One rollout of every environment, and what became of the episodes."""
+        algorithm = self.algorithm
+        acting = algorithm.acting_params(state.params)
+        if not algorithm.perturbs:
+            acting = prepare(algorithm.network, acting)
+
+        def step(carry: Any, random: tuple[Array, Array, Any]) -> tuple[Any, Any]:
+            env_state, obs, returns, lengths = carry
+            gumbel, env_keys, noise = random
+            now = algorithm.perturb(acting, noise) if algorithm.perturbs else acting
+            log_mu = algorithm.behaviour(now, obs, epsilon)
+            action = (log_mu + gumbel).argmax(-1).astype(jnp.int32)  # a sample of mu
+            moved = _step_and_reset(self.env, env_keys, env_state, action)
+            returns, lengths = returns + moved.reward, lengths + 1
+            done = moved.terminated | moved.truncated
+            taken = jnp.take_along_axis(log_mu, action[:, None], axis=-1)[:, 0]
+            row = Rollout(obs, action, moved.reward, moved.terminated, moved.truncated, taken)
+            ended = (done.sum(), jnp.where(done, returns, 0).sum(), jnp.where(done, lengths, 0).sum())
+            carry = (moved.env_state, moved.obs, jnp.where(done, 0, returns), jnp.where(done, 0, lengths))
+            successor = moved.successor if self.spec.truncates else ()
+            return carry, (row, successor, ended)
+
+        carry = (state.env_state, state.observation, state.episode_return, state.episode_length)
+        carry, (rows, successors, ended) = jax.lax.scan(step, carry, self._randomness(key, acting))
+        env_state, obs, returns, lengths = carry
+        if not self.spec.truncates:
+            successors = obs[None]
+        rows = rows._replace(obs=jnp.concatenate([rows.obs, successors]))
+        rollouts = Rollout(*(jnp.moveaxis(leaf, 0, 1) for leaf in rows))
+        state = replace(
+            state, env_state=env_state, observation=obs, episode_return=returns, episode_length=lengths
+        )
+        episodes, total, steps = (x.sum().astype(jnp.float32) for x in ended)
+        mean = {"episode_return": total / episodes, "episode_length": steps / episodes}  # nan without any
+        guards = {"rewards_finite": jnp.isfinite(rollouts.reward).all().astype(jnp.float32)}
+        if jnp.issubdtype(rollouts.obs.dtype, jnp.floating):
+            guards["observations_finite"] = jnp.isfinite(rollouts.obs).all().astype(jnp.float32)
+        return state, rollouts, {"episodes": episodes} | guards | mean
+
+    def _randomness(self, key: Array, acting: PyTree) -> tuple[Array, Array, Any]:
+        """Gumbel noise (T, n_envs, A), keys (T, n_envs, 2, 2) and, for noisy networks, noise of a rollout.
+
+        Drawn at once: every call of the generator adds about as much to the compile time as a layer does.
+        """
+        steps = (self.config.rollout_length, self.config.n_envs)
+        gumbel_key, env_key = jax.random.split(key)
+        gumbel = jax.random.gumbel(gumbel_key, (*steps, self.env.n_actions))
+        env_keys = jax.random.split(env_key, (*steps, 2))
+        if not self.algorithm.perturbs:
+            return gumbel, env_keys, ()
+        return gumbel, env_keys, self.algorithm.noise(acting, jax.random.fold_in(key, 2), steps[0])
+
+    def evaluate(self, params: PyTree, keys: Array, episodes: int, deterministic: bool = False) -> NDArray:
+        """See :class:`Learner`. Each of ``episodes`` environments plays exactly one episode.
+
+        So short episodes count no more than long ones, and a seed's episodes depend on its own key alone.
+        """
+        params = self.place(params)
+        return np.asarray(self._evaluate(params, keys, episodes=episodes, deterministic=deterministic))
+
+    def _evaluate_on_devices(self, params: PyTree, keys: Array, episodes: int, deterministic: bool) -> Array:
+        seeds = jax.vmap(partial(self._evaluate_seed, episodes=episodes, deterministic=deterministic))
+        returns: Array = self._spread(seeds, (_SEEDS, _SEEDS), _SEEDS)(params, keys)
+        return returns
+
+    def _evaluate_seed(self, params: PyTree, key: Array, episodes: int, deterministic: bool) -> Array:
+        acting = prepare(self.algorithm.network, self.algorithm.acting_params(params))
+        best = deterministic or not self.algorithm.samples
+
+        def step(carry: Any) -> Any:
+            t, env_state, obs, returns, running = carry
+            action_key, env_key = jax.random.split(jax.random.fold_in(key, t))
+            scores = self.algorithm.action_scores(acting, obs)
+            action = scores.argmax(-1) if best else jax.random.categorical(action_key, scores)
+            env_keys = jax.random.split(env_key, episodes)
+            env_state, obs, reward, terminated, truncated = jax.vmap(self.eval_env.step)(
+                env_keys, env_state, action.astype(jnp.int32)
+            )
+            returns = returns + jnp.where(running, reward, 0.0)
+            done = jnp.asarray(terminated, jnp.bool_) | jnp.asarray(truncated, jnp.bool_)
+            return t + 1, env_state, obs, returns, running & ~done
+
+        env_state, obs = jax.vmap(self.eval_env.reset)(
+            jax.random.split(jax.random.fold_in(key, MAX_EVALUATION_STEPS), episodes)
+        )
+        carry = (jnp.int32(0), env_state, obs, jnp.zeros(episodes), jnp.ones(episodes, jnp.bool_))
+        # Several steps between two looks at who still plays: on a GPU a look is a round trip to the host.
+        steps = partial(jax.lax.fori_loop, 0, EVALUATION_CHUNK, lambda _, c: step(c))
+        carry = jax.lax.while_loop(lambda c: c[4].any() & (c[0] < MAX_EVALUATION_STEPS), steps, carry)
+        return carry[3]
+
+
+@dataclass(frozen=True)
+class _Moved:
+    """What one step of all environments led to; ``obs`` is that of the new episode where one ended."""
+
+    env_state: PyTree
+    obs: Array
+    successor: Array
+    reward: Array
+    terminated: Array
+    truncated: Array
+
+
+def _step_and_reset(env: Any, keys: Array, env_state: PyTree, action: Array) -> _Moved:
+    """Step n environments, with two keys each (n, 2, 2), and start a new episode where one ended."""
+    n = action.shape[0]
+    env_state, successor, reward, terminated, truncated = jax.vmap(env.step)(keys[:, 0], env_state, action)
+    fresh_state, fresh_obs = jax.vmap(env.reset)(keys[:, 1])
+    terminated = jnp.asarray(terminated, jnp.bool_)
+    truncated = jnp.asarray(truncated, jnp.bool_) & ~terminated
+    done = terminated | truncated
+
+    def pick(fresh: Array, old: Array) -> Array:
+        return jnp.where(done.reshape(n, *(1,) * (old.ndim - 1)), fresh, old)
+
+    return _Moved(
+        jax.tree.map(pick, fresh_state, env_state),
+        pick(fresh_obs, successor),
+        successor,
+        jnp.asarray(reward, jnp.float32),
+        terminated,
+        truncated,
+    )
+
+
+def _seeds_mesh(n_seeds: int) -> Mesh | None:
+    """As many local devices as share the seeds evenly; None if that is one."""
+    devices = jax.local_devices()
+    count = max(n for n in range(1, len(devices) + 1) if n_seeds % n == 0)
+    return None if count == 1 else Mesh(np.array(devices[:count]), ("seeds",))
+
+
+def _compiler_options(level: int = 1) -> dict[str, Any] | None:
+    """Compile faster for a CPU: with 1 a fifth, and the program is as fast; 0 is for what runs only once."""
+    name = "xla_backend_optimization_level"
+    if jax.default_backend() != "cpu" or name in os.environ.get("XLA_FLAGS", ""):
+        return None
+    return {name: level}
+
+
+def _placed(leaf: Any, sharding: NamedSharding) -> Any:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)  # type: ignore[no-untyped-call]

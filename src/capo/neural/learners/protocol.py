@@ -1,0 +1,340 @@
+"""The contract between a training and whatever steps the environment: collect -> store -> learn.
+
+A :class:`Learner` is an algorithm on one environment. Its state is an explicit :class:`TrainState`, handed in and
+out: a learner owns compiled programs and open environments, never what was learned. ``JittedLearner`` runs the
+environment inside the compiled program, many seeds at once; ``HostLearner`` steps Gymnasium's, one seed at a time.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from capo.arrays import Array, NDArray, PyTree
+from capo.envs.protocol import EnvSpec
+from capo.errors import CapoError
+from capo.neural.algorithms.base import Algorithm, TrainState
+from capo.neural.parts.networks import NetworkSpec, ShapesOnly
+from capo.neural.parts.replay import ReplaySpec
+
+MAX_EVALUATION_STEPS = 50_000  # an agent that never loses must not play for ever
+
+
+class Learner(ABC):
+    """An algorithm on an environment, for ``n_seeds`` seeds that advance together.
+
+    Args:
+        algorithm: with its settings.
+        env: to train on, made by :func:`capo.envs.make`.
+        n_seeds: K, the leading axis of every leaf of the state.
+        eval_env: to evaluate on; the training environment if None.
+
+    Attributes:
+        frames_per_iteration: environment steps of one iteration of one seed.
+        compile_seconds: what compiling took; None before it is done.
+
+    Raises:
+        CapoError: if the networks or the replay do not fit into memory. Nothing large is allocated here.
+    """
+
+    def __init__(self, algorithm: Algorithm, env: Any, n_seeds: int, eval_env: Any = None) -> None:
+        if n_seeds < 1:
+            raise CapoError(f"n_seeds={n_seeds} must be at least 1")
+        self.algorithm, self.env, self.n_seeds = algorithm, env, n_seeds
+        self.spec = EnvSpec(env)
+        self.eval_env = env if eval_env is None else eval_env
+        self.config = algorithm.config
+        self.frames_per_iteration = algorithm.frames_per_iteration
+        self.compile_seconds: float | None = None
+        self._check_memory()
+        self._act = jax.jit(partial(_act, algorithm), static_argnames="deterministic")
+
+    # What a training calls --------------------------------------------------------------------------------
+
+    @abstractmethod
+    def init(self, seeds: Sequence[int]) -> TrainState:
+        """The state before the first iteration, one row per seed."""
+
+    @abstractmethod
+    def shapes(self, seeds: Sequence[int]) -> TrainState:
+        """Shapes and dtypes of that state; nothing is allocated."""
+
+    @abstractmethod
+    def compile(self) -> float:
+        """Compile the training program (once) and return the seconds it took."""
+
+    @abstractmethod
+    def run(self, state: TrainState, iterations: int) -> tuple[TrainState, dict[str, NDArray]]:
+        """Train for ``iterations`` iterations. The state given is used up: its buffers are donated.
+
+        Returns:
+            The state after them, and the metrics as arrays (iterations, K).
+        """
+
+    @abstractmethod
+    def evaluate(self, params: PyTree, keys: Array, episodes: int, deterministic: bool = False) -> NDArray:
+        """Play whole episodes with the policies of all seeds, without exploration.
+
+        Args:
+            params: networks of all seeds, each leaf with the leading axis K.
+            keys: (K, 2) raw random keys, one per seed.
+            episodes: per seed.
+            deterministic: take the most likely action instead of sampling.
+
+        Returns:
+            (K, episodes) undiscounted returns.
+        """
+
+    def compiled_memory(self) -> int | None:
+        """Bytes that the compiled program needs, its state included; None where that is unknown."""
+        return None
+
+    def recover(self) -> TrainState | None:
+        """After a :meth:`run` that raised: the last complete state, if there is one."""
+        return None
+
+    def place(self, state: PyTree) -> PyTree:
+        """A state, or part of one, on the devices its seeds run on."""
+        return to_device(state)
+
+    def close(self) -> None:  # noqa: B027 - most learners hold nothing open
+        """Close open environments; the next :meth:`run` opens new ones, with new episodes."""
+
+    # Acting -----------------------------------------------------------------------------------------------
+
+    def policy_params(self, state: TrainState, seed_index: int) -> PyTree:
+        """The networks of one seed, for :meth:`act`."""
+        return jax.tree.map(lambda leaf: leaf[seed_index], state.params)
+
+    def act(
+        self,
+        params: PyTree,
+        observations: NDArray,
+        key: Array | None = None,
+        deterministic: bool = False,
+        action_mask: Any = None,
+    ) -> NDArray:
+        """Actions (N,) for a batch of the environment's own observations (N, ...).
+
+        Args:
+            params: from :meth:`policy_params`.
+            observations: (N, ...) as the environment gives them.
+            key: raw random key; not needed if deterministic.
+            deterministic: take the most likely action instead of sampling.
+            action_mask: (N, A) or (A,), true where an action is allowed.
+
+        Raises:
+            CapoError: if observations or mask have another shape, or a mask allows nothing.
+        """
+        obs = self.spec.encode(np.asarray(observations))
+        if obs.shape[1:] != tuple(self.env.observation_shape):
+            raise CapoError(
+                f"observations of shape {obs.shape} were given to {self.env.name!r}; it takes "
+                f"{('n', *self.env.observation_shape)}, the first axis counting them"
+            )
+        if key is None:
+            if not deterministic:
+                raise CapoError("act needs a key unless deterministic=True")
+            key = jax.random.PRNGKey(0)
+        mask = check_mask(action_mask, len(obs), int(self.env.n_actions))
+        if not len(obs):
+            return np.zeros(0, np.int32)
+        return np.asarray(self._act(params, obs, key, mask, deterministic=deterministic))
+
+    # What a run says about itself -------------------------------------------------------------------------
+
+    def describe(self) -> str:
+        """What a run will do, in a few lines: frames, updates, replay ratio, memory."""
+        config = self.config
+        single = self.spec.fixed_copies == 1 and config.n_envs > 1
+        rollouts = f"{config.n_envs} rollouts of one environment" if single else f"{config.n_envs} environments"
+        learning, *more = self.algorithm.describe_learning(self.n_seeds)
+        spread = f", spread over {self.n_devices} devices" if self.n_devices > 1 else ""
+        seeds = "1 seed" if self.n_seeds == 1 else f"{self.n_seeds} seeds"
+        return "\n".join(
+            (
+                f"{self.env.name}: {seeds}, {rollouts} x {config.rollout_length} steps = "
+                f"{self.frames_per_iteration} frames per iteration per seed{spread}",
+                learning,
+                f"network: {self.network.kind}, {self.n_parameters:,} parameters",
+                *more,
+            )
+        )
+
+    @property
+    def network(self) -> NetworkSpec:
+        """What the networks look like."""
+        return self.algorithm.network
+
+    @property
+    def replay(self) -> ReplaySpec:
+        """Shapes of the rollouts, and of the replay where whole rollouts are kept."""
+        return self.algorithm.rollouts
+
+    @property
+    def updates_per_iteration(self) -> float:
+        """Gradient steps per iteration, on average."""
+        return self.algorithm.updates_per_iteration
+
+    @property
+    def n_parameters(self) -> int:
+        """Numbers in the networks of one seed, not counting target networks."""
+        return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(self.algorithm.init_params(ShapesOnly())))
+
+    @property
+    def n_devices(self) -> int:
+        """Devices that the seeds are spread over."""
+        return 1
+
+    # What the two kinds share -----------------------------------------------------------------------------
+
+    def _init_params(self, seeds: Sequence[int]) -> PyTree:
+        """Parameters of all seeds, with the leading axis K."""
+        each = [self.algorithm.init_params(np.random.default_rng(seed)) for seed in seeds]
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
+
+    def _init_seed(self, params: PyTree, key: Array) -> TrainState:
+        """The state of one seed, but for its environments."""
+        config = self.config
+        return TrainState(
+            params=params,
+            target=self.algorithm.init_target(params),
+            optimiser=self.algorithm.init_optimiser(params),
+            replay=self.algorithm.init_replay(),
+            env_state=(),
+            observation=jnp.zeros((0,)),
+            episode_return=jnp.zeros(config.n_envs),
+            episode_length=jnp.zeros(config.n_envs, jnp.int32),
+            iteration=jnp.int32(0),
+            key=key,
+        )
+
+    def _check_memory(self) -> None:
+        """Raise if the networks or the replay of all seeds do not fit."""
+        free = available_memory(self.n_devices)
+        if free is None:
+            return
+        networks = self._network_bytes(free)
+        if networks > 0.8 * free:
+            raise CapoError(
+                f"the networks and their optimiser need {networks / 1e6:,.0f} MB ({self.n_parameters:,} "
+                f"parameters x {self.n_seeds} seed(s)) but {free / 1e6:,.0f} MB are free: set a smaller width "
+                f"than {self.config.width}, or run fewer seeds"
+            )
+        one, setting, value = self.algorithm.memory
+        if self.config.n_envs > value:  # at least one rollout of each is kept
+            setting, value = "n_envs", self.config.n_envs
+        needed = one * self.n_seeds
+        if needed > 0.8 * free:
+            raise CapoError(
+                f"the replay needs {needed / 1e6:,.0f} MB ({setting}={value} x {self.n_seeds} seeds) but "
+                f"{free / 1e6:,.0f} MB are free: set {setting} to {int(value * 0.8 * free / needed)} or less, "
+                "or run fewer seeds"
+            )
+
+    def _network_bytes(self, enough: int) -> int:
+        """Bytes of parameters, gradients, target networks and optimiser of all seeds; none of them is made.
+
+        Args:
+            enough: if parameters and gradients take more than this, nothing else is counted.
+        """
+        params = self.algorithm.init_params(ShapesOnly())
+        total = 2 * _bytes(params) * self.n_seeds
+        if total > enough:  # shapes that jax itself may not be able to count
+            return total
+        rest = jax.eval_shape(lambda p: (self.algorithm.init_target(p), self.algorithm.init_optimiser(p)), params)
+        return total + _bytes(rest) * self.n_seeds
+
+
+def as_batch(env: EnvSpec, observation: Any) -> tuple[NDArray, bool]:
+    """An environment's own observations with a batch axis, and whether a single one was given without it.
+
+    Raises:
+        CapoError: if they are not numbers, or of another shape.
+    """
+    shape = env.raw_shape
+    try:
+        array = np.asarray(observation)
+    except ValueError:  # rows of different lengths
+        array = np.empty((), object)
+    expected = f"{env.name} has observations of shape {shape}, a batch of them {('n', *shape)}"
+    if array.dtype.kind not in "biuf":
+        raise CapoError(
+            f"an observation must be an array of numbers, not {type(observation).__name__}; {expected}"
+        )
+    single = array.shape == shape
+    if not single and (array.ndim == 0 or array.shape[1:] != shape):
+        raise CapoError(f"an observation of shape {array.shape} was given; {expected}")
+    return (array[None] if single else array), single
+
+
+def check_mask(action_mask: Any, batch: int, n_actions: int) -> NDArray:
+    """A mask of actions as booleans (batch, n_actions); everything is allowed if there is none.
+
+    Raises:
+        CapoError: if it has another shape, or allows no action for some observation.
+    """
+    if action_mask is None:
+        return np.ones((batch, n_actions), np.bool_)
+    try:
+        mask = np.asarray(action_mask, bool)
+    except ValueError:  # rows of different lengths
+        raise CapoError(f"action_mask has rows of different lengths; each must have {n_actions} entries") from None
+    if mask.shape not in ((n_actions,), (batch, n_actions)):
+        raise CapoError(f"action_mask has shape {mask.shape}; it must be {(n_actions,)} or {(batch, n_actions)}")
+    mask = np.broadcast_to(mask, (batch, n_actions))
+    if not mask.any(axis=1).all():
+        raise CapoError("action_mask allows no action at all for some observation")
+    return mask
+
+
+def seed_keys(seeds: Sequence[int], n_seeds: int) -> Array:
+    """Raw random keys (K, 2) of the seeds; everything a seed does follows from its own key."""
+    if len(seeds) != n_seeds:
+        raise CapoError(f"{len(seeds)} seeds were given to a learner made for {n_seeds}")
+    for seed in seeds:
+        if not 0 <= seed < 2**31:
+            raise CapoError(f"seed {seed} must be between 0 and 2**31 - 1")
+    return jnp.stack([jax.random.PRNGKey(int(seed)) for seed in seeds])
+
+
+def to_device(state: PyTree) -> PyTree:
+    """The state with numpy leaves (as a checkpoint has them) copied to the device."""
+    return jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jnp.array(x), state)
+
+
+def available_memory(n_devices: int = 1) -> int | None:
+    """Bytes free on so many devices that share evenly (or on this machine, for CPUs); None if unknown."""
+    try:
+        every = [device.memory_stats() for device in jax.local_devices()[:n_devices]]
+        if all(stats and "bytes_limit" in stats for stats in every):
+            return n_devices * min(int(s["bytes_limit"]) - int(s.get("bytes_in_use", 0)) for s in every)
+    except (RuntimeError, NotImplementedError):
+        pass
+    try:
+        with open("/proc/meminfo") as lines:
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (OSError, ValueError):
+        return None
+
+
+def _act(algorithm: Algorithm, params: PyTree, obs: Array, key: Array, mask: Array, deterministic: bool) -> Array:
+    scores = algorithm.action_scores(algorithm.acting_params(params), obs)
+    scores = jnp.where(mask, scores, -jnp.inf)
+    best = deterministic or not algorithm.samples
+    return scores.argmax(-1) if best else jax.random.categorical(key, scores)
+
+
+def _bytes(shapes: PyTree) -> int:
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))

@@ -1,0 +1,129 @@
+"""From a learner's metrics to the rows of metrics.csv, and the check that training is still sound."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from capo.arrays import NDArray, PyTree
+from capo.errors import CapoError
+from capo.neural.algorithms.base import UPDATE_METRICS
+from capo.runs.layout import FRAMES, ITERATION, SEED
+
+Rows = list[dict[str, float]]
+
+_FIRST = ("episode_return", "episode_length", "actor_loss", "critic_loss", "entropy", "grad_norm")
+_LOSSES = ("actor_loss", "critic_loss", "grad_norm")  # those that an algorithm has
+_GUARDS = {"rewards_finite": "a reward", "observations_finite": "an observation"}  # what the environment gave
+
+
+class Diverged(CapoError):
+    """A loss or a parameter is no longer a finite number."""
+
+
+class BadEnvironment(Diverged):
+    """An environment's reward or observation is not a finite number."""
+
+
+def rows(metrics: Mapping[str, NDArray], seeds: Sequence[int], iteration: int, frames_per_iteration: int) -> Rows:
+    """One row per seed: counts summed, episode statistics weighted by episodes, the rest averaged.
+
+    Metrics of learning are averaged over the iterations that learned: before Rainbow begins there are none.
+
+    Args:
+        metrics: arrays (iterations, K) from :meth:`Learner.run`.
+        seeds: K of them.
+        iteration: the last one of these.
+        frames_per_iteration: of one seed.
+    """
+    columns = {name: np.asarray(values, np.float64) for name, values in metrics.items()}
+    episodes = columns.pop("episodes")
+    learned = columns.pop("learned", np.ones_like(episodes))
+    for guard in ("finite", *_GUARDS):  # always 1 in a row that is written
+        columns.pop(guard, None)
+    found: Rows = []
+    for index, seed in enumerate(seeds):
+        count = episodes[:, index]
+        row: dict[str, float] = {
+            SEED: seed,
+            ITERATION: iteration,
+            FRAMES: iteration * frames_per_iteration,
+            "episodes": int(count.sum()),
+        }
+        for name in sorted(columns, key=_order):
+            values = columns[name][:, index]
+            if name.startswith("episode_"):
+                row[name] = _weighted(values, count)
+            elif name in UPDATE_METRICS:
+                row[name] = _weighted(values, learned[:, index])
+            else:
+                row[name] = float(values.mean())
+        found.append(row)
+    return found
+
+
+def _weighted(values: NDArray, weight: NDArray) -> float:
+    """The weighted mean of (n,) values; nan where all weights are 0, whose values may be nan."""
+    total = np.where(weight > 0, values, 0.0) @ weight
+    return float(total / weight.sum()) if weight.any() else math.nan
+
+
+def _order(column: str) -> tuple[int, str]:
+    """Where a column stands in metrics.csv: what people look at first comes first."""
+    return (_FIRST.index(column) if column in _FIRST else len(_FIRST), column)
+
+
+def check_finite(
+    metrics: Mapping[str, NDArray], seeds: Sequence[int], last: int, env: str, params: PyTree
+) -> None:
+    """Raise if a reward, observation, loss or parameter is not finite.
+
+    Args:
+        metrics: arrays (iterations, K).
+        seeds: K of them.
+        last: the number of the last of these iterations.
+        env: the environment's name.
+        params: networks of all seeds after the last iteration.
+    """
+    first = last + 1 - len(metrics["finite"])
+    for guard, what in _GUARDS.items():
+        wrong = np.asarray(metrics.get(guard, 1.0)) == 0
+        if wrong.any():
+            at, index = (int(i) for i in np.argwhere(wrong)[0])
+            raise BadEnvironment(
+                f"iteration {first + at}, seed {seeds[index]}: the environment {env!r} gave {what} that is not a "
+                "finite number (nan or infinite)"
+            )
+    watched = {name: np.asarray(metrics[name]) for name in _LOSSES if name in metrics}
+    bad = np.asarray(metrics["finite"]) == 0
+    for values in watched.values():
+        bad = bad | ~np.isfinite(values)
+    if not bad.any():
+        return
+    at, index = (int(i) for i in np.argwhere(bad)[0])
+    shown = ", ".join(f"{name} {value[at, index]:g}" for name, value in watched.items())
+    broken = _broken(jax.tree.map(lambda leaf: leaf[index], params))
+    raise Diverged(
+        f"iteration {first + at}, seed {seeds[index]}: {shown}"
+        + (f"; not finite by iteration {last}: {broken}" if broken else "")
+    )
+
+
+def _broken(params: PyTree) -> str:
+    """The parameters of one seed that are not finite, in words."""
+    broken = []
+    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
+        wrong = int((~jnp.isfinite(leaf)).sum())
+        if wrong:
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            broken.append(f"{name} ({wrong} of {leaf.size})")
+    return ", ".join(broken[:3]) + (f" and {len(broken) - 3} more" if len(broken) > 3 else "")
+
+
+def is_finite(params: PyTree) -> bool:
+    """Whether every parameter is a finite number."""
+    return all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(params))

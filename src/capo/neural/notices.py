@@ -1,0 +1,68 @@
+"""What a user should know before a training starts: what it will do, and what about it looks wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import jax
+
+from capo.neural.algorithms.settings import CommonSettings, is_minatar
+from capo.neural.learners import Learner
+from capo.neural.trainer import Plan
+
+
+def introduce(plan: Plan, learner: Learner, preset: str, groups: int, asked: int, frames: int) -> Iterator[str]:
+    """Lines that say what is about to happen.
+
+    Args:
+        plan: what will be done.
+        learner: that does it.
+        preset: where the settings started from.
+        groups: of seeds that are trained one after another.
+        asked: the frames that the user gave.
+        frames: what that is in whole iterations.
+    """
+    yield learner.describe()
+    if groups > 1:
+        yield f"{groups} seeds, one after another"
+    if getattr(plan.settings, "behaviour", None) == "uniform":
+        yield "actions are uniform during training, so the returns shown are those of uniform play"
+    slow = "cpu" in plan.settings.PRESETS and preset != "cpu" and is_minatar(learner.env.name)
+    if slow and jax.default_backend() == "cpu":
+        yield f"preset {preset} is meant for a GPU; on this machine preset cpu is several times as fast"
+    if frames != asked:
+        yield f"rounded up to {frames:,} frames: whole iterations of {plan.frames_per_iteration:,}"
+
+
+def warnings_about(plan: Plan, done: int) -> Iterator[str]:
+    """What looks wrong about a plan.
+
+    Args:
+        plan: what will be done.
+        done: frames that every seed has behind it.
+    """
+    yield from _repeating(plan.settings)
+    yield from _idle(plan, done)
+
+
+def _repeating(settings: CommonSettings) -> Iterator[str]:
+    """A batch larger than the whole replay, which holds at least one iteration."""
+    for name, least in (("replay_rollouts", 1), ("replay_transitions", settings.rollout_length)):
+        kept = max(getattr(settings, name, math.inf), settings.n_envs * least)
+        batch = getattr(settings, "batch_size", 0)
+        if kept != math.inf and batch > kept:
+            yield f"batch_size={batch:,} is more than the replay holds ({name}={kept:,}), so it repeats"
+
+
+def _idle(plan: Plan, done: int) -> Iterator[str]:
+    """A learning rate that reaches its end, which is 0, before the frames are done."""
+    settings, frames = plan.settings, plan.frames - done
+    idle = min(frames, plan.frames - settings.horizon)
+    if settings.learning_rate_schedule == "constant" or idle < plan.frames_per_iteration:
+        return
+    when = "nothing" if idle == frames else f"nothing in the last {idle:,} frames"
+    yield (
+        f"the learning rate is 0 from the horizon ({settings.horizon:,} frames) on, so {when} will be learned: "
+        f"learn({frames}, horizon={plan.frames}) spreads the schedules over all frames"
+    )

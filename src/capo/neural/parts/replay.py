@@ -1,0 +1,160 @@
+"""A ring buffer of whole rollouts on the device.
+
+The write position is a function of the iteration alone (every iteration stores one rollout per environment), so
+the buffer needs no counters, and K seeds write to the same place: one slice, no scatter.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import DTypeLike
+
+from capo.arrays import Array
+
+
+class Rollout(NamedTuple):
+    """N rollouts of T steps; in the replay ``obs`` is packed.
+
+    ``obs`` has T + 1 rows, the last one being where the rollout ended, if the environment never truncates;
+    otherwise 2 T: the observation of every step, then what every step led to (the final observation where
+    an episode ended).
+    """
+
+    obs: Array  # (N, T + S, *observation_shape), S = 1 or T
+    action: Array  # (N, T) int32
+    reward: Array  # (N, T) float32
+    terminated: Array  # (N, T) bool
+    truncated: Array  # (N, T) bool
+    log_mu: Array  # (N, T) float32, log-probability of the action when it was taken
+
+
+def at_successors(values: Array, length: int) -> Array:
+    """Values (N, T + S) of all rows of ``obs`` to those (N, T) of what each of the T = ``length`` steps led to."""
+    return values[:, length:] if values.shape[-1] == 2 * length else values[:, 1:]
+
+
+@dataclass(frozen=True)
+class ReplaySpec:
+    """Shapes of the replay of one seed."""
+
+    n_envs: int
+    n_iterations: int  # how many iterations fit
+    clear_every: int  # iterations between two clearings; 0 for none
+    length: int
+    successors: int  # rows of ``obs`` beyond ``length``: 1, or ``length`` where episodes may be truncated
+    observation_shape: tuple[int, ...]
+    observation_dtype: np.dtype[Any]
+
+    @property
+    def capacity(self) -> int:
+        """Rollouts kept."""
+        return self.n_envs * self.n_iterations
+
+    @property
+    def packed(self) -> bool:
+        """Whether observations are stored as bits."""
+        return self.observation_dtype == np.bool_
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one seed's replay."""
+        shapes = jax.eval_shape(lambda: empty(self))
+        return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in shapes)
+
+
+def spec_for(
+    observation_shape: tuple[int, ...],
+    observation_dtype: DTypeLike,
+    truncates: bool,
+    *,
+    n_envs: int,
+    length: int,
+    capacity: int = 1,
+    clear_every: int = 0,
+) -> ReplaySpec:
+    """The replay for an environment.
+
+    Args:
+        observation_shape: of one observation.
+        observation_dtype: its dtype; booleans are stored as bits.
+        truncates: whether episodes may be truncated.
+        n_envs: rollouts per iteration.
+        length: T, steps of a rollout.
+        capacity: rollouts to keep, rounded up to whole iterations.
+        clear_every: empty the replay every so many iterations; 0 never does.
+    """
+    return ReplaySpec(
+        n_envs,
+        -(-capacity // n_envs),
+        clear_every,
+        length,
+        length if truncates else 1,
+        tuple(observation_shape),
+        np.dtype(observation_dtype),
+    )
+
+
+def empty(spec: ReplaySpec) -> Rollout:
+    """A replay with nothing in it."""
+    steps = (spec.capacity, spec.length)
+    size = math.prod(spec.observation_shape)
+    row = ((size + 7) // 8,) if spec.packed else spec.observation_shape
+    dtype = np.uint8 if spec.packed else spec.observation_dtype
+    return Rollout(
+        obs=jnp.zeros((spec.capacity, spec.length + spec.successors, *row), dtype),
+        action=jnp.zeros(steps, jnp.int32),
+        reward=jnp.zeros(steps, jnp.float32),
+        terminated=jnp.zeros(steps, jnp.bool_),
+        truncated=jnp.zeros(steps, jnp.bool_),
+        log_mu=jnp.zeros(steps, jnp.float32),
+    )
+
+
+def pack(spec: ReplaySpec, obs: Array) -> Array:
+    """Observations (..., *observation_shape) as they are stored: eight booleans per byte."""
+    if not spec.packed:
+        return obs
+    lead = obs.shape[: obs.ndim - len(spec.observation_shape)]
+    return jnp.packbits(obs.reshape(*lead, -1), axis=-1)
+
+
+def unpack(spec: ReplaySpec, stored: Array) -> Array:
+    """The inverse of :func:`pack`."""
+    if not spec.packed:
+        return stored
+    size = math.prod(spec.observation_shape)
+    bits = jnp.unpackbits(stored, axis=-1, count=size).astype(jnp.bool_)
+    return bits.reshape(*stored.shape[:-1], *spec.observation_shape)
+
+
+def add(spec: ReplaySpec, replay: Rollout, rollouts: Rollout, iteration: Array) -> Rollout:
+    """Store one iteration's rollouts (n_envs, packed), overwriting the oldest once the ring is full."""
+    start = _since_clear(spec, iteration) % spec.n_iterations * spec.n_envs
+    pairs = zip(replay, rollouts, strict=True)
+    return Rollout(*(jax.lax.dynamic_update_slice_in_dim(old, new, start, 0) for old, new in pairs))
+
+
+def draw(spec: ReplaySpec, key: Array, iteration: Array, shape: tuple[int, ...]) -> Array:
+    """Indices of stored rollouts, uniform with replacement, int32 of the shape given.
+
+    ``iteration`` is the current one, whose rollouts are stored already.
+    """
+    count = jnp.minimum(_since_clear(spec, iteration) + 1, spec.n_iterations) * spec.n_envs
+    # The product can round up to count itself.
+    return jnp.minimum((jax.random.uniform(key, shape) * count).astype(jnp.int32), count - 1)
+
+
+def take(spec: ReplaySpec, replay: Rollout, index: Array) -> Rollout:
+    """The rollouts at ``index`` (B,), observations unpacked."""
+    batch = Rollout(*(leaf[index] for leaf in replay))
+    return batch._replace(obs=unpack(spec, batch.obs))
+
+
+def _since_clear(spec: ReplaySpec, iteration: Array) -> Array:
+    return iteration % spec.clear_every if spec.clear_every else iteration

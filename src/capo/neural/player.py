@@ -1,0 +1,172 @@
+"""Playing with what an agent has learned: predict, evaluate, watch."""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import jax
+import numpy as np
+
+from capo.arrays import Array, NDArray, PyTree
+from capo.checks import as_path, check_seed, whole
+from capo.envs import Env
+from capo.errors import CapoError, CapoWarning
+from capo.neural import film
+from capo.neural.algorithms.base import Algorithm
+from capo.neural.algorithms.settings import CommonSettings
+from capo.neural.evaluation import Evaluation
+from capo.neural.learners import Learner
+from capo.neural.learners.protocol import as_batch
+from capo.neural.seeds import SeedGroup, Seeds
+
+PREDICT_STREAM, EVALUATE_STREAM = 2**31 - 2, 2**31 - 1  # folded into keys; training folds in its iterations
+
+
+class Player(ABC):
+    """The policies of an agent's seeds, to play with.
+
+    Attributes:
+        env: the environment, as :func:`capo.envs.make` made it.
+        config: the settings; ``horizon`` is that of the last ``learn``.
+        seeds: the seeds of the policies, in order.
+    """
+
+    _algorithm: ClassVar[type[Algorithm]]
+    env: Env
+    config: CommonSettings
+    seeds: list[int]
+    _states: Seeds
+    _predictions = 0  # so far: each draws its own random numbers
+    _playing = 0  # the index of the seed that predict() acts as
+
+    @property
+    @abstractmethod
+    def learner(self) -> Learner:
+        """What steps the environment and runs the compiled programs, made at first use."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the training environments."""
+
+    @property
+    def samples(self) -> bool:
+        """Whether the policy is stochastic; if not, the best action is always taken."""
+        return self._algorithm.samples
+
+    def use_seed(self, seed: int) -> Self:
+        """Let :meth:`predict` act as the policy of this seed (the first one by default)."""
+        if seed not in self.seeds:
+            raise CapoError(f"seed {seed} is not one of this agent's: {', '.join(map(str, self.seeds))}")
+        self._playing = self.seeds.index(seed)
+        return self
+
+    def _policy(self, learner: Learner) -> PyTree:
+        """The parameters of the policy that :meth:`predict` acts with."""
+        seed = self.seeds[self._playing]
+        group, state = self._states.playable(seed, learner)
+        return learner.policy_params(state, group.seeds.index(seed))
+
+    def predict(
+        self,
+        observation: Any,
+        state: Any = None,
+        episode_start: Any = None,
+        deterministic: bool = False,
+        action_mask: Any = None,
+    ) -> tuple[NDArray, Any]:
+        """The action for an observation, or the actions for a batch of them.
+
+        Signature and result are Stable-Baselines3's, so its ``evaluate_policy`` works with this agent.
+
+        Args:
+            observation: of the environment's shape, or with one leading batch axis.
+            state: handed back unchanged; the policy has no memory.
+            episode_start: not used, for the same reason.
+            deterministic: take the most likely action instead of sampling.
+            action_mask: (actions,) or (batch, actions), true where an action is allowed.
+
+        Returns:
+            The action as an array of shape () or (batch,), and ``state``.
+        """
+        del episode_start
+        learner = self.learner
+        batch, single = as_batch(learner.spec, observation)
+        key = jax.random.fold_in(stream_key(self.seeds[self._playing], PREDICT_STREAM), self._predictions)
+        actions = learner.act(self._policy(learner), batch, key, deterministic, action_mask).astype(np.int64)
+        self._predictions += 1
+        actions += learner.spec.first_action  # a Discrete space may start anywhere
+        return (actions[0] if single else actions), state
+
+    def _returns(
+        self, learner: Learner, key: Array, episodes: int, deterministic: bool, group: SeedGroup
+    ) -> NDArray:
+        """Returns (K, episodes) of a group; a seed's episodes don't depend on which seeds play beside it."""
+        keys = jax.vmap(partial(jax.random.fold_in, key))(np.asarray(group.seeds))
+        return learner.evaluate(group.start(learner).params, keys, episodes, deterministic)
+
+    def evaluate(self, episodes: int = 100, *, deterministic: bool = False, seed: int = 0) -> Evaluation:
+        """Play whole episodes with the policy of every seed, without exploration.
+
+        On a jitted environment all seeds play at once, in one program that is compiled once per number of
+        episodes. Seeds that are trained one after another and have not begun are left out, with a warning.
+
+        Args:
+            episodes: per trained seed.
+            deterministic: take the most likely action instead of sampling.
+            seed: of the evaluation itself; the same seed gives the same episodes on a jitted environment.
+
+        Returns:
+            The returns of all episodes (seeds, episodes), with their mean and its standard error.
+        """
+        episodes = whole("episodes", episodes)
+        check_seed(seed)
+        learner = self.learner
+        groups = [self._states.playable(group.seeds[0], learner)[0] for group in self._states.begun()]
+        seeds = tuple(seed for group in groups for seed in group.seeds)
+        if len(seeds) < len(self.seeds):
+            left = [seed for seed in self.seeds if seed not in seeds]
+            text = f"seeds that have not been trained yet are left out: {', '.join(map(str, left))}"
+            warnings.warn(text, CapoWarning, stacklevel=2)
+        key = stream_key(seed, EVALUATE_STREAM)
+        returns = [self._returns(learner, key, episodes, deterministic, group) for group in groups]
+        frames = min(group.iteration for group in groups) * self.config.frames_per_iteration
+        greedy = deterministic or not self.samples
+        return Evaluation(np.concatenate(returns).astype(np.float64), seeds, greedy, frames)
+
+    def watch(
+        self,
+        path: str | Path,
+        *,
+        episodes: int = 1,
+        steps: int = 1000,
+        deterministic: bool = False,
+        seed: int = 0,
+        per_second: float = 15.0,
+    ) -> list[float]:
+        """Play and write it as a GIF, with the score; :meth:`use_seed` chooses whose policy plays.
+
+        Args:
+            path: the GIF file.
+            episodes: how many are shown.
+            steps: how many are shown at most.
+            deterministic: take the most likely action instead of sampling.
+            seed: of the game.
+            per_second: steps per second.
+
+        Returns:
+            The scores of the episodes that ended, without what wrappers of a whole vector environment make of
+            its rewards.
+        """
+        path = as_path("watch", path)
+        film.check_target(path, per_second)
+        episodes, steps = whole("episodes", episodes), whole("steps", steps)
+        return film.record(self, path, episodes, steps, deterministic, seed, per_second).scores
+
+
+def stream_key(seed: int, stream: int) -> Array:
+    """A random key of a seed that training never uses."""
+    return jax.random.fold_in(jax.random.PRNGKey(seed), stream)

@@ -1,0 +1,141 @@
+"""The seeds of an agent: what each has learned so far, to disk and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from capo.arrays import PyTree
+from capo.errors import CapoError
+from capo.neural.algorithms.base import TrainState
+from capo.neural.learners import Learner
+from capo.neural.metrics import is_finite
+from capo.runs.checkpoint import Checkpoint
+
+
+@dataclass
+class SeedGroup:
+    """Seeds that advance together: all of them on a jitted environment, one of them on the host's.
+
+    Attributes:
+        iteration: the number of iterations behind them.
+        state: None before the first one, and where it was lost or diverged.
+        diverged: why there is no state to continue from, in words.
+    """
+
+    seeds: list[int]
+    iteration: int = 0
+    state: TrainState | None = None
+    diverged: str = ""
+
+    def check_usable(self) -> None:
+        """Raise if the group diverged."""
+        if self.diverged:
+            raise CapoError(f"this agent can't be used any more: {self.diverged}")
+
+    def start(self, learner: Learner) -> TrainState:
+        """The state, made at first use.
+
+        Raises:
+            CapoError: if it was lost: a new state would be an untrained one under a trained one's name.
+        """
+        if self.state is None:
+            if self.iteration:
+                raise _lost()
+            self.state = learner.init(self.seeds)
+        return self.state
+
+
+class Seeds:
+    """All seeds of an agent.
+
+    Args:
+        seeds: their numbers.
+        together: whether they advance as one program, or one after another.
+
+    Attributes:
+        groups: the seeds by what advances together.
+        elapsed: seconds spent training, over all processes.
+    """
+
+    def __init__(self, seeds: Sequence[int], together: bool) -> None:
+        self.groups = [SeedGroup(list(seeds))] if together else [SeedGroup([seed]) for seed in seeds]
+        self.elapsed = 0.0
+
+    @property
+    def iteration(self) -> int:
+        """Iterations that every seed has behind it."""
+        return min(group.iteration for group in self.groups)
+
+    @property
+    def total_iterations(self) -> int:
+        """Iterations summed over groups, which run one after another: it orders the checkpoints."""
+        return sum(group.iteration for group in self.groups)
+
+    def start(self, learner: Learner) -> None:
+        """Make the initial state of the first group, if there is none yet.
+
+        Raises:
+            CapoError: if any seed has no state to continue from.
+        """
+        for group in self.groups:
+            group.check_usable()
+        self.groups[0].start(learner)
+
+    def begun(self) -> list[SeedGroup]:
+        """The groups whose training has begun; the first always has."""
+        first, *rest = self.groups
+        return [first, *(group for group in rest if group.iteration or group.state is not None)]
+
+    def playable(self, seed: int, learner: Learner) -> tuple[SeedGroup, TrainState]:
+        """The group that holds ``seed``, and its state to act on.
+
+        Raises:
+            CapoError: if it has none.
+        """
+        group = next(group for group in self.groups if seed in group.seeds)
+        group.check_usable()
+        if group is self.groups[0] or group.iteration or group.state is not None:
+            return group, group.start(learner)
+        raise CapoError(f"seed {seed} has not been trained yet")
+
+    # To disk and back -------------------------------------------------------------------------------------
+
+    def tree(self) -> PyTree:
+        """All arrays a checkpoint has to hold.
+
+        Raises:
+            CapoError: if they are not those of the iteration that the seeds are said to be at, or not finite.
+        """
+        for group in self.groups:
+            group.check_usable()
+            reached = 0 if group.state is None else int(np.asarray(group.state.iteration)[0])
+            if reached != group.iteration:
+                raise _lost()
+            if group.state is not None and not is_finite(group.state.params):
+                raise CapoError(f"seeds {group.seeds}: a parameter is not a finite number, so nothing is saved")
+        return {str(index): group.state for index, group in enumerate(self.groups) if group.state is not None}
+
+    def content(self) -> list[dict[str, Any]]:
+        """What a checkpoint has to hold besides arrays."""
+        return [
+            {"seeds": group.seeds, "iteration": group.iteration, "started": group.state is not None}
+            for group in self.groups
+        ]
+
+    def restore(self, saved: Checkpoint, learner: Learner) -> None:
+        """Take over what :meth:`tree` and :meth:`content` gave to a checkpoint."""
+        for index, (group, stored) in enumerate(zip(self.groups, saved.content["training"]["parts"], strict=True)):
+            group.iteration = stored["iteration"]
+            if stored["started"]:
+                group.state = saved.restore(learner.shapes(group.seeds), prefix=f"{index}/")
+
+
+def _lost() -> CapoError:
+    return CapoError(
+        "the training state was lost when learn() was stopped midway; continue from a checkpoint: load a saved "
+        "agent, or run `capo resume DIR` on the folder of a run"
+    )

@@ -1,0 +1,181 @@
+"""What an agent is made of before it learns: environment, settings, seeds. Checked when made, stored in runs."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from capo import envs
+from capo.checks import whole
+from capo.errors import CapoError, CapoWarning
+from capo.neural.algorithms.base import Algorithm
+from capo.neural.algorithms.settings import CommonSettings, override, plain
+from capo.neural.parts.networks import spec_for
+
+
+@dataclass(frozen=True)
+class Setup:
+    """An algorithm with its settings on an environment, for some seeds.
+
+    Attributes:
+        env: made by :func:`capo.envs.make`.
+        env_name: the name it was given by; None for an object, which a file can't hold.
+        eval_env: what evaluations play; None for the training environment.
+        eval_env_name: as ``env_name``.
+        overrides: the settings that replace the preset's.
+        settings: the preset's with the overrides.
+        eval_every: frames between two evaluations during training; None for no such evaluations.
+    """
+
+    algorithm: type[Algorithm]
+    env: Any
+    env_name: str | None
+    eval_env: Any
+    eval_env_name: str | None
+    preset: str
+    overrides: dict[str, Any]
+    settings: CommonSettings
+    seeds: list[int]
+    eval_every: int | None
+    eval_episodes: int
+
+    @classmethod
+    def make(
+        cls,
+        algorithm: type[Algorithm],
+        env: Any,
+        preset: str,
+        overrides: Mapping[str, Any],
+        seeds: Sequence[int],
+        eval_every: int | None,
+        eval_episodes: int,
+        eval_env: Any,
+    ) -> Self:
+        """From what a user gave.
+
+        Raises:
+            CapoError: if any of it is wrong.
+        """
+        made = envs.make(env)
+        if not envs.is_jitted(made) and len(seeds) > 1 and not isinstance(env, str):
+            raise CapoError(
+                "several seeds need the environment's id rather than one object: each seed starts with its own"
+            )
+        other = None if eval_env is None else envs.make(eval_env)
+        if other is not None:
+            _check_same_spaces(made, other)
+        overrides = {name: plain(value) for name, value in overrides.items()}
+        settings = _settings(algorithm, preset, made, overrides)
+        _warn_if_channels_first(made, settings)
+        return cls(
+            algorithm,
+            made,
+            env if isinstance(env, str) else None,
+            other,
+            eval_env if isinstance(eval_env, str) else None,
+            preset,
+            overrides,
+            settings,
+            list(seeds),
+            None if eval_every is None else whole("eval_every", eval_every),
+            whole("eval_episodes", eval_episodes),
+        )
+
+    @classmethod
+    def from_dict(cls, algorithm: type[Algorithm], content: Mapping[str, Any], env: Any, eval_env: Any) -> Self:
+        """From config.json or a checkpoint, with the environment where it was not given by name.
+
+        Raises:
+            CapoError: if it is another algorithm's, or the environment is not the same any more.
+        """
+        if content["algorithm"] != algorithm.name:
+            raise CapoError(f"this is a run of {content['algorithm']}, not of {algorithm.name}")
+        if env is None:
+            env = content["env"]
+        if env is None:
+            raise CapoError(
+                f"the agent was trained on an object ({content['environment']['name']!r}), which a file can't "
+                "hold: in Python, give it again as env= to load or resume"
+            )
+        # Files of earlier versions have none of the last three.
+        made = cls.make(
+            algorithm,
+            env,
+            content["preset"],
+            content["overrides"],
+            content["seeds"],
+            content.get("eval_every"),
+            content.get("eval_episodes", 100),
+            content.get("eval_env") if eval_env is None else eval_env,
+        )
+        found = describe(made.env)
+        for key, value in content["environment"].items():
+            if found.get(key) != value:
+                raise CapoError(
+                    f"the environment changed: {key} was {value!r} when the run was saved and is "
+                    f"{found.get(key)!r} now; continuing needs the same environment"
+                )
+        return made
+
+    def to_dict(self, settings: CommonSettings) -> dict[str, Any]:
+        """The part that config.json and checkpoints share, with the settings as they are now."""
+        return {
+            "algorithm": self.algorithm.name,
+            "env": self.env_name,
+            "environment": describe(self.env),
+            "preset": self.preset,
+            "overrides": dict(self.overrides),
+            "config": settings.to_dict(),
+            "seeds": list(self.seeds),
+            "eval_every": self.eval_every,
+            "eval_episodes": self.eval_episodes,
+            "eval_env": self.eval_env_name,
+        }
+
+
+def describe(env: Any) -> dict[str, Any]:
+    """What must be the same when a run is continued."""
+    return {
+        "name": env.name,
+        "n_actions": int(env.n_actions),
+        "observation_shape": list(env.observation_shape),
+        "observation_dtype": str(np.dtype(env.observation_dtype)),
+        "jitted": envs.is_jitted(env),
+    }
+
+
+def _settings(algorithm: type[Algorithm], preset: str, env: Any, overrides: Mapping[str, Any]) -> CommonSettings:
+    """The preset's settings with the user's; a vector environment brings its number of copies."""
+    base = algorithm.Config.preset(preset, env.name)
+    copies = envs.EnvSpec(env).vector_copies
+    settings = override(base, overrides if copies is None else {"n_envs": copies, **overrides})
+    if copies not in (None, settings.n_envs):
+        raise CapoError(
+            f"{env.name!r} is a vector environment of {copies} copies, but n_envs={settings.n_envs}: leave n_envs "
+            f"out (or set it to {copies}), or give an environment of {settings.n_envs}"
+        )
+    return settings
+
+
+def _check_same_spaces(env: Any, other: Any) -> None:
+    """Raise if policies trained on ``env`` can't play ``other``."""
+    ours, theirs = describe(env), describe(other)
+    for key in ("n_actions", "observation_shape", "observation_dtype", "jitted"):
+        if ours[key] != theirs[key]:
+            raise CapoError(
+                f"eval_env {other.name!r} does not fit {env.name!r}: {key} is {theirs[key]!r}, not {ours[key]!r}"
+            )
+
+
+def _warn_if_channels_first(env: Any, settings: CommonSettings) -> None:
+    shape = tuple(env.observation_shape)
+    if len(shape) == 3 and shape[0] < shape[1] == shape[2] and spec_for(settings, shape, 1).kind == "conv":
+        text = (
+            f"{env.name}: observations of shape {shape} look like (channels, height, width), but the "
+            "convolution takes (height, width, channels): move the first axis to the end, or set network='mlp'"
+        )
+        warnings.warn(text, CapoWarning, stacklevel=5)

@@ -1,0 +1,69 @@
+"""The reference of all settings, in Markdown, from the sentences under their fields: a page of the docs."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import textwrap
+from typing import Any, get_args, get_type_hints
+
+from capo.neural.algorithms.registry import ROWS, find
+from capo.neural.algorithms.settings import Settings
+
+_GAME, _OTHER = "minatar-breakout", "CartPole-v1"
+
+
+def sentences(cls: type[Settings]) -> dict[str, str]:
+    """The sentence under each field; a class's own sentence comes before those of its parents."""
+    found: dict[str, str] = {}
+    for parent in cls.__mro__:
+        if not (dataclasses.is_dataclass(parent) and issubclass(parent, Settings)):
+            continue
+        body = ast.parse(textwrap.dedent(inspect.getsource(parent))).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for field, below in zip(body.body, body.body[1:], strict=False):
+            match field, below:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    found.setdefault(name, " ".join(text.split()))
+    return found
+
+
+def table(name: str) -> str:
+    """The settings of one algorithm as a table in Markdown."""
+    config = find(name).settings
+    presets = config.PRESETS
+    words, hints = sentences(config), get_type_hints(config)
+    lines = [
+        f"| setting | {' | '.join(f'`{preset}`' for preset in presets)} | `default` elsewhere | meaning |",
+        "|---" * (len(presets) + 3) + "|",
+    ]
+    games = [config.preset(preset, _GAME) for preset in presets]
+    other = config.preset("default", _OTHER)
+    for field in dataclasses.fields(config):
+        values = [getattr(game, field.name) for game in games]
+        elsewhere = getattr(other, field.name)
+        differs = elsewhere != values[presets.index("default")]
+        cells = [*(_show(value) for value in values), _show(elsewhere) if differs else "-"]
+        allowed = "" if not get_args(hints[field.name]) else f" One of {', '.join(get_args(hints[field.name]))}."
+        lines.append(f"| `{field.name}` | {' | '.join(cells)} | {_escape(words[field.name])}{allowed} |")
+    return "\n".join(lines)
+
+
+def _escape(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def page() -> str:
+    """The whole page."""
+    parts = []
+    for row in ROWS.values():
+        agent = f"`capo.{row.agent.__name__}`, `--algo {row.name}`"
+        parts.append(f"\n## {row.title}\n\n{agent}.\n\n{table(row.name)}\n")
+    return "".join(parts)
