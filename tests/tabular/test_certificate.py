@@ -500,8 +500,8 @@ def test_nan_fails(chain):
 # --- a certificate can fail: a corrupted algorithm whose books are right ---------------------------------------
 
 
-def run_by_hand(mdp, step, *, cycles=4, flip=(), shrink=1.0, theta=None):
-    """Cyclic CAPO written plainly, with mistakes: signs flipped at the updates in ``flip``, alpha shrunk."""
+def run_by_hand(mdp, step, *, cycles=4, flip=(), shrink=1.0, frozen=None, theta=None):
+    """Cyclic CAPO written plainly, with mistakes: signs flipped at some updates, alpha shrunk, a pair frozen."""
     pairs = [(s, a) for s in range(mdp.n_states) for a in range(mdp.n_actions)] * cycles
     good = capo.solve(mdp, iterations=len(pairs), stepsize=step, theta=theta)
     trace = copy.deepcopy(good.trace)
@@ -509,6 +509,7 @@ def run_by_hand(mdp, step, *, cycles=4, flip=(), shrink=1.0, theta=None):
     for t, (s, a) in enumerate(pairs):
         advantage = theory.advantage(mdp, np.exp(log_policy))[s, a]
         sign = 0 if abs(advantage) <= good.sign_tol else int(np.sign(advantage)) * (-1 if t in flip else 1)
+        sign = 0 if (s, a) == frozen else sign
         alpha = shrink * float(step.alpha(log_policy[s], np.full(mdp.n_actions, sign))[a])
         signs = np.zeros(mdp.n_actions, np.int8)
         signs[a] = sign
@@ -552,6 +553,16 @@ def test_an_algorithm_that_hardly_moves_fails_the_bounds_it_would_have_to_keep()
     assert {checks.ONE_STEP_BOUND, f"{theorems.CYCLIC}, improvement per cycle at s~"} <= names
     assert {f"{theorems.CYCLIC}, recursion at mu, {form}" for form in ("printed", "repaired")} <= names
     assert checks.LEMMA_1 not in names
+
+
+@pytest.mark.parametrize("mistake", [{"shrink": 0.1}, {"frozen": (0, 0)}])
+def test_a_run_that_is_too_slow_breaks_the_rate(mistake):
+    """One state and a small gamma: the bound falls below what any policy reaches, and slow runs stay above it."""
+    mdp = capo.MDP(np.ones((1, 2, 1)), [[1.0, 0.0]], 0.01)
+    bad_start = {"theta": np.array([[-3.0, 3.0]])}
+    rate = f"{theorems.CYCLIC}, rate at rho, repaired"
+    assert failed(run_by_hand(mdp, StepSize(), cycles=20, **bad_start)) == set()
+    assert rate in failed(run_by_hand(mdp, StepSize(), cycles=20, **bad_start, **mistake))
 
 
 def test_a_fixed_step_run_with_another_step_fails_its_formula():
