@@ -14,9 +14,9 @@ from capo.checks import whole
 from capo.errors import CapoError
 from capo.files import atomic_file, prepare_folder, write_json, write_text
 from capo.provenance import provenance
-from capo.tabular.coordinates import Batch, make_rule
+from capo.tabular.coordinates import Batch, fits_any_mdp, make_rule
 from capo.tabular.engine import Problem, Runner, make_stepsize, prepare, solve_many
-from capo.tabular.mdp import MDP
+from capo.tabular.mdp import MDP, Floats, require_mdp
 from capo.tabular.record import Callback, ManyResult, Recorder, RunRecord, Snapshot
 from capo.tabular.theory import Certificate, certify
 from capo.update import StepSize
@@ -47,11 +47,27 @@ class Result(RunRecord):
         baseline: which baseline it was; None for CAPO.
         trace: the first updates one by one; None for baselines and where they would not fit in memory.
         refactorisations: how often the critic had to start afresh because of rounding.
+        horizon: H of a run over a finite horizon, whose ``mdp`` is the unrolled one; otherwise None.
     """
 
     def certificate(self, mu: Any = None, seeds: int = 100, max_steps: int = 2000) -> Certificate:
         """Check the paper's statements along this run; see :func:`capo.theory.certify`."""
         return certify(self, mu=mu, seeds=seeds, max_steps=max_steps)
+
+    def _by_step(self, per_state: Floats) -> Floats:
+        if self.horizon is None:
+            raise CapoError("this run has no horizon: policy_by_step and values_by_step need solve(..., horizon=H)")
+        return np.asarray(per_state[:-1].reshape(self.horizon, -1, *per_state.shape[1:]))
+
+    @property
+    def policy_by_step(self) -> Floats:
+        """(H, S, A) the policy of each step of a run over a finite horizon."""
+        return self._by_step(self.policy)
+
+    @property
+    def values_by_step(self) -> Floats:
+        """(H, S) V of each step of a run over a finite horizon: what the steps that are left are worth."""
+        return self._by_step(self.values)
 
     def __repr__(self) -> str:
         return (
@@ -78,7 +94,8 @@ class Result(RunRecord):
 
     def _visits(self) -> str:
         assert self.counts is not None
-        live = self.counts[~self.mdp.terminal] if not self.mdp.terminal.all() else self.counts
+        wanted = self.mdp.allowed & (~self.mdp.terminal | self.mdp.terminal.all())[:, None]
+        live = self.counts[wanted]
         never = int((live == 0).sum())
         text = f"{live.min()} to {live.max()} per pair"
         return text + (f"; {never} pairs never visited (Condition 1 requires infinitely many)" if never else "")
@@ -161,7 +178,11 @@ def solve(
         order: order of the cyclic rule.
         d_gen: distribution of the randomized rule.
         behaviour, epsilon, batch_size: for the behaviour rule.
-        horizon, restart: for the rules that walk (on-policy and behaviour).
+        horizon: for the rules that walk (on-policy and behaviour), steps after which a walk restarts. For the
+            others, solve the MDP over this many steps only: every step has a policy and values of its own
+            (:attr:`Result.policy_by_step`, :attr:`Result.values_by_step`). This is the MDP ``mdp.unroll(horizon)``,
+            so every rule, bound and certificate applies to it.
+        restart: for the rules that walk.
         multiple, eta, clip, beta, zeta: for the step size.
         allow_violation: accept beta, zeta or multiple outside the range the theorems need, with a warning.
         init: (S, A) initial policy; uniform if neither this nor ``theta`` is given.
@@ -183,6 +204,11 @@ def solve(
     >>> result.converged, round(result.value, 3)
     (True, 92.274)
     """
+    require_mdp(mdp)
+    steps = None
+    if horizon is not None and fits_any_mdp(rule):
+        steps, horizon = whole("horizon", horizon), None
+        mdp = mdp.unroll(steps)
     chosen = make_rule(
         rule, order=order, d_gen=d_gen, policy=behaviour, epsilon=epsilon, batch_size=batch_size,
         horizon=horizon, restart=restart,
@@ -198,7 +224,10 @@ def solve(
     runner = problem.runner(seed)
     ended = "the iterable of coordinates ended"
     iterations = recorder.run(runner.advance, runner.status, ended, problem.cycle, problem.record_every)
-    return _result(problem, runner, iterations, {**problem.settings, "seed": seed}, recorder.outcome())
+    settings = problem.settings | ({} if steps is None else {"horizon": steps}) | {"seed": seed}
+    result = _result(problem, runner, iterations, settings, recorder.outcome())
+    result.horizon = steps
+    return result
 
 
 def _result(

@@ -70,7 +70,7 @@ def check_records(run: CheckedRun, checks: Checklist) -> tuple[float, bool]:
 
 def _check_step_sizes(run: CheckedRun, checks: Checklist) -> None:
     """Recorded step sizes against :meth:`StepSize.alpha`, counts recounted from the trace."""
-    step = run.stepsize.with_defaults(run.mdp.n_actions)
+    step = run.stepsize.with_defaults(run.mdp.max_actions)
     trace = run.trace
     before, counts, taken = _before(trace)
     recorded = ... if trace.single else taken
@@ -193,12 +193,13 @@ def _check_visits(run: CheckedRun, checks: Checklist) -> bool:
     counts, k = record.counts.astype(np.float64), record.iterations
     known = run.trace.single or isinstance(record.rule, Batch)
     checks.skip(VISITS, "" if known or run.whole else "the trace is shorter than the run")
-    recounted = np.asarray(k) if known else run.trace.batches[0].sum(axis=0)
+    every = k * run.mdp.allowed if isinstance(record.rule, Batch) else np.asarray(k)
+    recounted = every if known else run.trace.batches[0].sum(axis=0)
     visits = np.asarray(counts.sum()) if run.trace.single else counts
     checks.compare(VISITS, Sides(visits, recounted, "="), 0.0, k)
     if isinstance(record.rule, Cyclic):
         _check_cycles(run, checks)
-    live = counts[record.covered & ~record.mdp.terminal]
+    live = counts[run.mdp.allowed & (record.covered & ~record.mdp.terminal)[:, None]]
     never = int((live == 0).sum())
     unmet = f"{never} pairs were never visited in {k} iterations; it requires infinitely many visits"
     if checks.skip(CONDITION, unmet if never else ""):
@@ -219,7 +220,8 @@ def _check_cycles(run: CheckedRun, checks: Checklist) -> None:
     pairs = trace.first.size
     flat = (state * trace.first.shape[1] + action)[: cycles * length]
     keys = np.repeat(np.arange(cycles), length) * pairs + flat
-    visits = np.bincount(keys, minlength=cycles * pairs).reshape(cycles, pairs).min(axis=1)
+    counted = np.bincount(keys, minlength=cycles * pairs).reshape(cycles, pairs)
+    visits = counted[:, run.mdp.allowed.ravel()].min(axis=1)
     ends = np.arange(1, cycles + 1) * length
     checks.compare(CYCLES, Sides(np.ones(cycles), visits.astype(float)), 0.0, ends)
 
@@ -261,7 +263,7 @@ def not_on_policy_step(run: CheckedRun) -> str:
     """Why the step size is not the on-policy one, within the theorem's bounds; empty where it is."""
     if run.stepsize.kind != "on-policy":
         return "the step size is not the on-policy one"
-    return "; ".join(run.stepsize.violations(run.mdp.n_actions))
+    return "; ".join(run.stepsize.violations(run.mdp.max_actions))
 
 
 def check_updates(run: CheckedRun, checks: Checklist, extra: Ints) -> dict[int, Floats]:
@@ -421,7 +423,8 @@ def _check_fixed_cycle(run: CheckedRun, checks: Checklist, m: int) -> None:
     trace, length, step = run.trace, run.record.cycle_length, run.stepsize
     states, actions = (array[m : m + length] for array in trace.coordinates[:2])
     along = [PolicyValues(run.mdp, row) for _, row in trace.policies(np.arange(m, m + length + 1))]
-    peak, action = np.unravel_index(int(along[0].advantage.argmax()), along[0].advantage.shape)
+    advantage = run.mdp.masked(along[0].advantage)
+    peak, action = np.unravel_index(int(advantage.argmax()), advantage.shape)
     turn = int(np.flatnonzero((states == peak) & (actions == action))[0])
     taken = [(int(states[i]), int(actions[i])) for i in range(turn + 1)]
     probabilities = np.array([along[i].policy[pair] for i, pair in enumerate(taken)])
