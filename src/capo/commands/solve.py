@@ -125,4 +125,4 @@ def _save(result: Result, folder: Path) -> list[str]:
     for name in _CERTIFICATE:
         (folder / name).unlink(missing_ok=True)
     draw_solution(result.history, folder / "history.png", title=f"{result.algorithm} on {result.mdp.name}")
-    return ["result.json", "history.csv", "history.png", "policy.npz"]
+    return ["result.json", "history.csv", "history.png", "policy.npz", "proof.npz"]

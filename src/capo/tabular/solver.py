@@ -17,6 +17,7 @@ from capo.provenance import provenance
 from capo.tabular.coordinates import Batch, fits_any_mdp, make_rule
 from capo.tabular.engine import Problem, Runner, make_stepsize, prepare, solve_many
 from capo.tabular.mdp import MDP, Floats, require_mdp
+from capo.tabular.proof import Proof, prove
 from capo.tabular.record import Callback, ManyResult, Recorder, RunRecord, Snapshot
 from capo.tabular.theory import Certificate, certify
 from capo.update import StepSize
@@ -100,9 +101,25 @@ class Result(RunRecord):
         text = f"{live.min()} to {live.max()} per pair"
         return text + (f"; {never} pairs never visited (Condition 1 requires infinitely many)" if never else "")
 
-    def save(self, folder: str | Path) -> Path:
-        """Write result.json, history.csv and policy.npz to ``folder``."""
-        target = prepare_folder(folder)
+    def proof(self) -> Proof:
+        """Bounds on V* - V that hold in floating point, with what proves them; see :func:`capo.verify`."""
+        return prove(self.mdp, self.policy, self.values, self.covered, algorithm=self.algorithm)
+
+    def save(self, path: str | Path) -> Path:
+        """Write a proof or a folder.
+
+        Args:
+            path: a name that ends in .npz, for the :meth:`proof` alone; otherwise a folder, which gets result.json,
+                history.csv, policy.npz and proof.npz.
+
+        Returns:
+            The proof, or result.json.
+        """
+        if Path(path).suffix == ".npz":
+            return self.proof().save(path)
+        target = prepare_folder(path)
+        proof = self.proof()
+        proof.save(target / "proof.npz")
         rows = io.StringIO()
         table = csv.writer(rows, lineterminator="\n")
         table.writerow(self.history)
@@ -123,6 +140,7 @@ class Result(RunRecord):
             "iterations": self.iterations,
             "value": self.value,
             "gap_bound": self.gap_bound,
+            "proven_gap_bound": proof.gap_bound,
             "covered_states": int(self.covered.sum()),
             "converged": self.converged,
             "stopped": self.stopped,
