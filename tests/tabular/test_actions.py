@@ -133,7 +133,8 @@ def test_both_batch_critics_give_barred_pairs_the_sign_0(seed):
     assert (exact.signs[~mdp.actions] == 0).all()
     v = mdp.policy_values(policy)
     advantage = np.where(mdp.actions, mdp.reward + 0.9 * (mdp.rows @ v).reshape(40, 5) - v[:, None], -np.inf)
-    np.testing.assert_array_equal(exact.signs[mdp.actions], np.sign(advantage)[mdp.actions])
+    clear = mdp.actions & (np.abs(advantage) > 1e-9)  # a state with one action has no advantage but rounding
+    np.testing.assert_array_equal(exact.signs[clear], np.sign(advantage)[clear])
     assert advantage.max() <= signs.greatest <= advantage.max() + 4 * signs.error
 
 

@@ -63,19 +63,28 @@ def _block(
         asked[ends[states]] = False  # an episode is over there: nobody asks what comes next
     local, chosen = np.nonzero(asked)
     reward = np.zeros((len(states), n_actions))
-    width = np.zeros(asked.size + 1, np.int64)
     if not len(local):
-        return sp.csr_array((asked.size, n_states)), reward
+        return _staying(states, n_states, n_actions), reward
     target, probability, paid = _answer(step(states[local], chosen), states[local], chosen, n_states)
     with np.errstate(invalid="ignore", divide="ignore"):
         reward[asked] = (probability * paid).sum(axis=1) / probability.sum(axis=1)
+    width = np.zeros(asked.size + 1, np.int64)
     width[1:][asked.ravel()] = target.shape[1]
     index = np.int32 if max(n_states, target.size) < 2**31 else np.int64
-    parts = (probability.ravel(), target.ravel().astype(index), width.cumsum().astype(index))
+    parts = (probability.flatten(), target.ravel().astype(index), width.cumsum().astype(index))  # own copies
     rows = sp.csr_array(parts, shape=(asked.size, n_states))
     rows.sum_duplicates()
     rows.eliminate_zeros()
+    if ends is not None and ends[states].any():
+        stay = _staying(states, n_states, n_actions).multiply(np.repeat(ends[states], n_actions)[:, None])
+        rows = sp.csr_array(rows + stay)
     return rows, reward
+
+
+def _staying(states: Ints, n_states: int, n_actions: int) -> sp.csr_array:
+    """Rows (n*A, S) that stay where they are."""
+    parts = (np.ones(len(states) * n_actions), np.repeat(states, n_actions), np.arange(len(states) * n_actions + 1))
+    return sp.csr_array(parts, shape=(len(states) * n_actions, n_states))
 
 
 def _answer(given: Any, states: Ints, actions: Ints, n_states: int) -> tuple[Ints, Floats, Floats]:
@@ -96,9 +105,11 @@ def _answer(given: Any, states: Ints, actions: Ints, n_states: int) -> tuple[Int
             f"outside 0..{n_states - 1}"
         )
     shape = targets.shape
-    chances = np.broadcast_to(_columns(real_array(probability, "probabilities"), n, "probabilities"), shape)
-    paid = np.broadcast_to(_columns(real_array(reward, "rewards"), n, "rewards", shape[1]), shape)
-    return np.asarray(targets), np.ascontiguousarray(chances), paid
+    chances, paid = (
+        np.broadcast_to(_columns(real_array(part, what).reshape(np.shape(part)), n, what, shape[1]), shape)
+        for part, what in ((probability, "probabilities"), (reward, "rewards"))
+    )
+    return np.asarray(targets), chances, paid
 
 
 def _columns(array: npt.NDArray[Any], n: int, what: str, width: int | None = None) -> npt.NDArray[Any]:

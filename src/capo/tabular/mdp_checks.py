@@ -209,13 +209,13 @@ def _pairs(given: Any, shape: tuple[int, int]) -> Ints:
 
 
 def drop_rows(rows: Any, pairs: Bools) -> Any:
-    """Rows (S*A, S) with those in ``pairs`` (S*A,) emptied, whatever they held, even NaN."""
+    """Rows (S*A, S) with those in ``pairs`` (S*A,) emptied, whatever they held, even NaN; changed in place."""
     if not sp.issparse(rows):
-        return np.where(pairs[:, None], 0.0, rows)
-    clean = rows.copy()
-    clean.data[np.repeat(pairs, np.diff(rows.indptr))] = 0.0
-    clean.eliminate_zeros()
-    return clean
+        rows[pairs] = 0.0
+        return rows
+    rows.data[np.repeat(pairs, np.diff(rows.indptr))] = 0.0
+    rows.eliminate_zeros()
+    return rows
 
 
 def as_floats(what: str, given: Any, rule: str = "is not an array of numbers") -> Floats:
@@ -269,13 +269,18 @@ def terminal_mask(terminal: Any, n_states: int) -> Bools | None:
 
 
 def make_absorbing(rows: Any, ends: Bools, n_actions: int) -> Any:
-    """Rows (S*A, S), where the states in ``ends`` (S,) stay where they are."""
+    """Rows (S*A, S), where the states in ``ends`` (S,) stay where they are; changed in place where possible."""
     pairs = np.repeat(ends, n_actions)
-    targets = np.repeat(np.arange(len(ends)), n_actions)
+    which = np.flatnonzero(pairs)
     if not sp.issparse(rows):
-        rows = rows.copy()
-        rows[pairs] = 0
-        rows[pairs, targets[pairs]] = 1
+        drop_rows(rows, pairs)[which, which // n_actions] = 1
         return rows
-    ones = sp.csr_array((np.ones(int(pairs.sum())), (np.flatnonzero(pairs), targets[pairs])), shape=rows.shape)
-    return sp.csr_array(drop_rows(rows, pairs) + ones)
+    rows.data[np.repeat(pairs, np.diff(rows.indptr))] = 0.0
+    first = rows.indptr[which]
+    if (first < rows.indptr[which + 1]).all():  # each of them has an entry to write to: no second copy
+        rows.indices[first], rows.data[first] = which // n_actions, 1.0
+        rows.eliminate_zeros()
+        return rows
+    ones = sp.csr_array((np.ones(len(which)), (which, which // n_actions)), shape=rows.shape)
+    rows.eliminate_zeros()
+    return sp.csr_array(rows + ones)

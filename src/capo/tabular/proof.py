@@ -297,7 +297,7 @@ def _residuals(mdp: MDP, policy: Floats, values: Floats, covered: Bools, room: f
     return Fraction(low), Fraction(high)
 
 
-@nb.njit(cache=True, nogil=True)
+@nb.njit(cache=True, nogil=True, error_model="numpy")
 def _residual_bounds(indptr, indices, data, reward, gamma, allowed, policy, values, covered, room):  # type: ignore[no-untyped-def]
     """Bounds of T_pi v - v from below and of A from above; then the first state that is left, and that is barred.
 
