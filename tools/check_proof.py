@@ -40,7 +40,7 @@ def sha256(array, dtype):
 
 
 def read_mdp(path):
-    """gamma, reward (S, A), allowed (S, A), first (pairs + 1,), successor and weight (entries,), and the digest."""
+    """gamma, reward and allowed (S, A), first (pairs + 1,), successor and weight (entries,), and the digest."""
     arrays, manifest = load(path, ("capo-mdp-1", "capo-mdp-2"))
     reward, gamma = arrays["reward"] + 0.0, float(manifest["gamma"])
     n_states, n_actions = reward.shape
@@ -102,14 +102,14 @@ def residuals(mdp, policy, values, covered):
         total, part = np.add.reduceat(p, at), gamma * np.add.reduceat(np.abs(change), at)
         r, own = reward.ravel()[pairs], (1 - gamma) * values[state]
         advantage = r + gamma * (np.add.reduceat(change, at) / total) - own
-        error = 1.001 * (2 * count + 16) * UNIT * (np.abs(r) + part / total + np.abs(own)) + TINY
+        error = 1.001 * (2 * count + 6) * UNIT * (np.abs(r) + part / total + np.abs(own)) + TINY
         above, below = np.nextafter(advantage + error, np.inf), np.nextafter(advantage - error, -np.inf)
         lows = np.zeros((end - start, n_actions))
         lows.ravel()[pairs - start * n_actions] = below
         w, here = policy[start:end], covered[start:end]
         if (w[~allowed[start:end]] != 0).any():
             raise ValueError("the policy takes an action that is not allowed")
-        size = 1.001 * (2 * n_actions + 8) * UNIT * (w * np.abs(lows)).sum(axis=1) / w.sum(axis=1) + TINY
+        size = 1.001 * (2 * n_actions + 2) * UNIT * (w * np.abs(lows)).sum(axis=1) / w.sum(axis=1) + TINY
         followed = np.nextafter((w * lows).sum(axis=1) / w.sum(axis=1) - size, -np.inf)
         if not (np.isfinite(above).all() and np.isfinite(followed).all()):
             raise ValueError("the values are too large")
@@ -147,7 +147,7 @@ def main(arguments):
     left = 1 - Fraction(mdp[0])
     lower, upper, gap = (Fraction(float(claims[name])) for name in ("lower", "upper", "gap_bound"))
     held = low / left >= lower and high / left <= upper and (high - low) / left <= gap
-    print(f"{'proved' if held else 'NOT PROVED'}: V* - V_pi <= {float(gap):.17g} at {covered.sum()} states; ", end="")
+    print(f"{'proved' if held else 'NOT PROVED'}: V* - V_pi <= {float(gap):.17g} at {covered.sum()} states")
     print(f"recomputed {'exactly' if exact else 'with rounding bounds'}: {float((high - low) / left):.17g}")
     return 0 if held else 1
 

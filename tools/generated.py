@@ -1,9 +1,10 @@
-"""The reference pages that are made from the program itself: its commands and its settings."""
+"""The parts of pages that are made from the program itself: its commands, its settings, its checker."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 
 
 def cli() -> str:
@@ -42,4 +43,10 @@ def settings() -> str:
     return settings_reference.page()
 
 
-GENERATED: dict[str, Callable[[], str]] = {"cli": cli, "settings": settings}
+def checker() -> str:
+    """The stand-alone checker of proofs, as it is."""
+    source = Path(__file__).with_name("check_proof.py").read_text("utf-8")
+    return f"```python\n{source}```\n"
+
+
+GENERATED: dict[str, Callable[[], str]] = {"cli": cli, "settings": settings, "checker": checker}

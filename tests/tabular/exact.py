@@ -56,7 +56,9 @@ class ExactMDP:
             width = len(self.reward[0])
             v = self.values([[Fraction(int(a == choice[s])) for a in range(width)] for s in range(self.n)])
             better = [max(self.actions[s], key=lambda a, s=s: self.q(v, s, a)) for s in range(self.n)]
-            moved = [b if self.q(v, s, b) > v[s] else c for s, (b, c) in enumerate(zip(better, choice, strict=True))]
+            moved = [
+                b if self.q(v, s, b) > v[s] else c for s, (b, c) in enumerate(zip(better, choice, strict=True))
+            ]
             if moved == choice:
                 return v
             choice = moved

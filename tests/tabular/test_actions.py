@@ -1,4 +1,4 @@
-"""Action sets that depend on the state: the same as the MDP without those actions, under every rule and baseline."""
+"""Action sets that depend on the state: the same as the MDP without the other actions, under every rule."""
 
 import numpy as np
 import pytest

@@ -20,7 +20,7 @@ def same(a, b):
     assert a.gamma == b.gamma
 
 
-# --- from_function ------------------------------------------------------------------------------------------------
+# --- from_function --------------------------------------------------------------------------------------------
 
 
 def slippery_step(size, slip=0.2):
@@ -62,7 +62,11 @@ def test_rewards_of_successors_are_averaged_and_successors_may_repeat():
     def step(states, actions):
         n = len(states)
         target = np.stack([states, states, (states + 1) % 5], axis=1)
-        return target, np.tile([0.25, 0.25, 0.5], (n, 1)), np.tile([4.0, 8.0, 1.0], (n, 1)) * (actions[:, None] + 1)
+        return (
+            target,
+            np.tile([0.25, 0.25, 0.5], (n, 1)),
+            np.tile([4.0, 8.0, 1.0], (n, 1)) * (actions[:, None] + 1),
+        )
 
     mdp = MDP.from_function(5, 2, step, 0.9)
     np.testing.assert_allclose(mdp.reward, np.tile([3.5, 7.0], (5, 1)))
@@ -92,13 +96,13 @@ def test_a_function_is_not_asked_about_ends_and_barred_actions():
 @pytest.mark.parametrize(
     ("step", "words"),
     [
-        (lambda s, a: (s, 1.0), "must return three arrays"),
-        (lambda s, a: (s + 1, 1.0, 0.0), "state 3, action 0 leads to state 4, outside 0..3"),
-        (lambda s, a: (s * 1.0, 1.0, 0.0), "must be integers"),
-        (lambda s, a: (s, 0.7, 0.0), "state 0, action 0 sum to 0.7"),
-        (lambda s, a: (s[:2], 1.0, 0.0), r"next states of shape \(2,\)"),
-        (lambda s, a: (s, 1.0, np.zeros((len(s), 2))), r"rewards of shape \(8, 2\)"),
-        (lambda s, a: (s, 1.0, np.where(s == 2, np.nan, 0)), r"r\(s=2, a=0\) = nan is not finite"),
+        (lambda s, _: (s, 1.0), "must return three arrays"),
+        (lambda s, _: (s + 1, 1.0, 0.0), "state 3, action 0 leads to state 4, outside 0..3"),
+        (lambda s, _: (s * 1.0, 1.0, 0.0), "must be integers"),
+        (lambda s, _: (s, 0.7, 0.0), "state 0, action 0 sum to 0.7"),
+        (lambda s, _: (s[:2], 1.0, 0.0), r"next states of shape \(2,\)"),
+        (lambda s, _: (s, 1.0, np.zeros((len(s), 2))), r"rewards of shape \(8, 2\)"),
+        (lambda s, _: (s, 1.0, np.where(s == 2, np.nan, 0)), r"r\(s=2, a=0\) = nan is not finite"),
         ("walk", "must be a function"),
     ],
 )
@@ -106,10 +110,10 @@ def test_bad_functions_are_refused(step, words):
     with pytest.raises(CapoError, match=words):
         MDP.from_function(4, 2, step, 0.9)
     with pytest.raises(CapoError, match="must be a mask of booleans"):
-        MDP.from_function(4, 2, lambda s, a: (s, 1.0, 0.0), 0.9, actions=lambda s: s > 1)
+        MDP.from_function(4, 2, lambda s, _: (s, 1.0, 0.0), 0.9, actions=lambda s: s > 1)
 
 
-# --- pairs, quantecon, pymdptoolbox ---------------------------------------------------------------------------------
+# --- pairs, quantecon, pymdptoolbox ---------------------------------------------------------------------------
 
 
 def pairs_case(sparse):
@@ -148,7 +152,12 @@ def test_pairs_in_any_order(sparse):
     ],
 )
 def test_bad_pairs_are_refused(change, words):
-    given = {"states": [0, 0, 1], "actions": [0, 1, 0], "transition": [[1, 0], [0, 1], [0, 1]], "reward": [1, 2, 3]}
+    given = {
+        "states": [0, 0, 1],
+        "actions": [0, 1, 0],
+        "transition": [[1, 0], [0, 1], [0, 1]],
+        "reward": [1, 2, 3],
+    }
     with pytest.raises(CapoError, match=words):
         MDP.from_pairs(**(given | change), gamma=0.9)
 
@@ -165,7 +174,9 @@ def test_quantecon_problems_are_read(layout):
     except ImportError:
         DiscreteDP = None
     if DiscreteDP is not None:
-        problem = DiscreteDP(barred, p, 0.9) if layout == "product" else DiscreteDP(r[mask], rows, 0.9, states, actions)
+        problem = (
+            DiscreteDP(barred, p, 0.9) if layout == "product" else DiscreteDP(r[mask], rows, 0.9, states, actions)
+        )
     mdp = MDP.from_quantecon(problem)
     same(mdp, MDP(p, r, 0.9, actions=mask))
     assert MDP.from_quantecon(problem, gamma=0.5).gamma == 0.5
@@ -202,7 +213,7 @@ def test_pymdptoolbox_solvers_are_read(sparse):
         MDP.from_mdptoolbox(p, r)
 
 
-# --- rewards --------------------------------------------------------------------------------------------------------
+# --- rewards --------------------------------------------------------------------------------------------------
 
 
 def test_other_rewards_on_the_same_transitions():
@@ -245,7 +256,7 @@ def test_sparse_rewards_stand_beside_sparse_transitions_entry_by_entry():
     np.testing.assert_allclose(other.reward, mdp.reward)
 
 
-# --- finite horizons -------------------------------------------------------------------------------------------------
+# --- finite horizons ------------------------------------------------------------------------------------------
 
 
 def backward(mdp, steps, final=None):
@@ -253,7 +264,8 @@ def backward(mdp, steps, final=None):
     v = np.zeros(mdp.n_states) if final is None else final
     out = []
     for _ in range(steps):
-        v = np.where(mdp.allowed, mdp.reward + mdp.gamma * (mdp.csr() @ v).reshape(mdp.reward.shape), -np.inf).max(axis=1)
+        q = mdp.reward + mdp.gamma * (mdp.csr() @ v).reshape(mdp.reward.shape)
+        v = np.where(mdp.allowed, q, -np.inf).max(axis=1)
         out.append(v)
     return np.stack(out[::-1])
 

@@ -56,7 +56,11 @@ def random_case(seed):
         q = mdp.masked(mdp.reward)
         policy = (q == q.max(axis=1, keepdims=True)).astype(float)
         policy /= policy.sum(axis=1, keepdims=True)
-    values = [mdp.policy_values(policy), rng.normal(size=n_states) * 10.0 ** rng.integers(-3, 12), np.zeros(n_states)]
+    values = [
+        mdp.policy_values(policy),
+        rng.normal(size=n_states) * 10.0 ** rng.integers(-3, 12),
+        np.zeros(n_states),
+    ]
     return mdp, policy, np.asarray(values[rng.integers(3)])
 
 
@@ -96,7 +100,14 @@ def test_bounds_enclose_the_exact_residuals_and_little_else():
 
 
 def test_rounding_up_is_exact():
-    for number in (Fraction(1, 3), Fraction(2, 3), Fraction(1), Fraction(-1, 3), Fraction(1, 10**320), Fraction(0)):
+    for number in (
+        Fraction(1, 3),
+        Fraction(2, 3),
+        Fraction(1),
+        Fraction(-1, 3),
+        Fraction(1, 10**320),
+        Fraction(0),
+    ):
         up = proofs.rounded_up(number)
         assert Fraction(up) >= number
         assert Fraction(float(np.nextafter(up, -np.inf))) < number
@@ -104,7 +115,7 @@ def test_rounding_up_is_exact():
         proofs.rounded_up(Fraction(10) ** 400)
 
 
-# --- files -----------------------------------------------------------------------------------------------------
+# --- files ----------------------------------------------------------------------------------------------------
 
 
 def masked_mdp():
@@ -188,27 +199,27 @@ def rewrite(path, change, seal):
     np.savez(path, manifest=np.frombuffer(json.dumps(claims | {"sha256": said}).encode(), np.uint8), **arrays)
 
 
-def change_policy(arrays, claims):
+def change_policy(arrays, _):
     arrays["policy"][3] = arrays["policy"][3][::-1].copy()
 
 
-def change_value(arrays, claims):
+def change_value(arrays, _):
     arrays["values"][3] += 1e-3
 
 
-def change_covered(arrays, claims):
+def change_covered(arrays, _):
     arrays["covered"][3] = False
 
 
-def change_gap(arrays, claims):
+def change_gap(_, claims):
     claims["gap_bound"] *= 0.1
 
 
-def change_upper(arrays, claims):
+def change_upper(_, claims):
     claims["upper"] -= 1e-9
 
 
-def change_lower(arrays, claims):
+def change_lower(_, claims):
     claims["lower"] += 1e-9
 
 
@@ -242,7 +253,7 @@ def test_the_last_bit_of_any_number_matters(tmp_path):
         size = getattr(capo.verify(path, mdp).proof, name).size
         for i in range(size):
 
-            def change(arrays, claims, name=name, i=i):
+            def change(arrays, _, name=name, i=i):
                 arrays[name].ravel()[i] = np.nextafter(arrays[name].ravel()[i], 2)
 
             rewrite(path, change, seal=False)
@@ -256,7 +267,7 @@ def test_a_policy_that_leaves_the_action_set_is_refused(tmp_path):
     mdp = masked_mdp()
     path, mdp_path = saved(tmp_path, mdp)
 
-    def change(arrays, claims):
+    def change(arrays, _):
         s, a = np.argwhere(~mdp.actions)[0]
         arrays["policy"][s] = 0
         arrays["policy"][s, a] = 1
@@ -296,7 +307,7 @@ def test_covered_states_must_not_be_left():
         proofs.prove(mdp, mdp.uniform_policy, np.where(np.arange(20) % 2, 1.7e308, -1.7e308))
 
 
-# --- files from strangers ----------------------------------------------------------------------------------------
+# --- files from strangers -------------------------------------------------------------------------------------
 
 
 def member(shape, descr="<f8", data=b""):
@@ -371,7 +382,13 @@ def test_an_index_outside_the_mdp_is_refused(tmp_path):
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("gap_bound", None), ("gap_bound", "1e-9"), ("gap_bound", float("nan")), ("upper", float("inf")), ("states", 2.0)],
+    [
+        ("gap_bound", None),
+        ("gap_bound", "1e-9"),
+        ("gap_bound", float("nan")),
+        ("upper", float("inf")),
+        ("states", 2.0),
+    ],
 )
 def test_claims_must_be_numbers(tmp_path, key, value):
     mdp = mdps.chain(4)
@@ -406,11 +423,12 @@ def test_the_stand_alone_checker_stands_alone(tmp_path):
     assert names - set(sys.stdlib_module_names) == {"numpy"}
     assert len(source.splitlines()) <= 160
     path, mdp_path = saved(tmp_path, masked_mdp())
-    done = subprocess.run([sys.executable, str(CHECKER), path, mdp_path], capture_output=True, text=True, check=False)
+    command = [sys.executable, str(CHECKER), path, mdp_path]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("proved: V* - V_pi <= ")
     rewrite(path, change_value, seal=True)
-    done = subprocess.run([sys.executable, str(CHECKER), path, mdp_path], capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stdout.startswith("NOT PROVED")
 
@@ -445,4 +463,8 @@ def test_blocks_of_the_stand_alone_checker_do_not_change_its_answer(tmp_path, mo
 
 def test_the_checker_is_printed_in_the_docs():
     page = (ROOT / "docs" / "explanation" / "proofs.md").read_text("utf-8")
-    assert CHECKER.read_text("utf-8") in page
+    assert "\n<!-- generated: checker -->\n" in page
+    spec = importlib.util.spec_from_file_location("generated", ROOT / "tools" / "generated.py")
+    generated = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generated)
+    assert CHECKER.read_text("utf-8") in generated.GENERATED["checker"]()

@@ -25,7 +25,8 @@ MOST_HEADER = 1 << 16  # bytes of a member's header
 MOST_MANIFEST = 1 << 20
 _MAGIC = b"\x93NUMPY"
 
-Wanted = Mapping[str, tuple[str, tuple[int, ...] | None]]
+Rule = tuple[str, tuple[int, ...] | None]
+Wanted = Mapping[str, Rule]
 
 
 def memory_limit() -> int:
@@ -57,10 +58,11 @@ def read_arrays(path: Path, wanted: Wanted | None = None, limit: int | None = No
                 raise CapoError(f"{path} is damaged: it has two arrays of the same name")
             total = 0
             for name in names:
-                rule = ("biufc", None) if wanted is None else wanted[name]
+                rule: Rule = ("biufc", None) if wanted is None else wanted[name]
                 total += _check_member(path, archive, members[name], name, rule)
             if total > limit:
-                raise CapoError(f"{path} holds {total / 2**30:.3g} GB of arrays; at most {limit / 2**30:.3g} fit here")
+                gigabytes = f"{total / 2**30:.3g} GB of arrays, and at most {limit / 2**30:.3g} GB are read"
+                raise CapoError(f"{path} holds {gigabytes}")
             arrays = {}
             for name in names:
                 with archive.open(members[name]) as file:
@@ -76,9 +78,7 @@ def read_arrays(path: Path, wanted: Wanted | None = None, limit: int | None = No
         raise CapoError(f"{path} is damaged: {type(error).__name__}: {error}") from error
 
 
-def _check_member(
-    path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str, rule: tuple[str, tuple[int, ...] | None]
-) -> int:
+def _check_member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str, rule: Rule) -> int:
     """The bytes that a member's array takes; an error if its header, its size and the rule do not agree."""
     kinds, shape = rule
     with archive.open(info) as file:

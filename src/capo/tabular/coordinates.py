@@ -372,9 +372,8 @@ def _choices(mdp: MDP, state: int) -> str:
 
 def _refuse_barred(weights: Floats, mdp: MDP, what: str) -> None:
     """Raise if ``weights`` (S, A) are not 0 where an action is not allowed."""
-    wrong = np.argwhere((weights != 0) & ~mdp.allowed) if mdp.actions is not None else ()
-    if len(wrong):
-        s, a = wrong[0]
+    if mdp.actions is not None and (barred := (weights != 0) & ~mdp.actions).any():
+        s, a = np.argwhere(barred)[0]
         given = f"{what}({s}, {a}) = {weights[s, a]:g}"
         raise CapoError(f"{given}: action {a} is not allowed in state {s} and must have 0; {_choices(mdp, s)}")
 

@@ -1,4 +1,4 @@
-"""Other ways to write an MDP, as the arguments of :class:`capo.MDP`: other libraries' layouts, pairs, functions."""
+"""Other ways to write an MDP, as the arguments of :class:`capo.MDP`: functions, pairs, other libraries."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ def from_function(
         raise CapoError(f"step={step!r} must be a function of (states, actions)")
     ends = terminal_mask(terminal, n_states)
     if callable(actions):
-        actions = np.concatenate([_asked(actions, first, min(first + size, n_states), n_actions)
-                                  for first in range(0, n_states, size)])  # fmt: skip
+        ask = actions
+        parts = [_asked(ask, first, min(first + size, n_states), n_actions) for first in range(0, n_states, size)]
+        actions = np.concatenate(parts)
     allowed = action_mask(actions, (n_states, n_actions), ends)
     blocks = [
         _block(step, np.arange(first, min(first + size, n_states)), n_states, n_actions, ends, allowed)
@@ -83,8 +84,8 @@ def _block(
 
 def _staying(states: Ints, n_states: int, n_actions: int) -> sp.csr_array:
     """Rows (n*A, S) that stay where they are."""
-    parts = (np.ones(len(states) * n_actions), np.repeat(states, n_actions), np.arange(len(states) * n_actions + 1))
-    return sp.csr_array(parts, shape=(len(states) * n_actions, n_states))
+    n = len(states) * n_actions
+    return sp.csr_array((np.ones(n), np.repeat(states, n_actions), np.arange(n + 1)), shape=(n, n_states))
 
 
 def _answer(given: Any, states: Ints, actions: Ints, n_states: int) -> tuple[Ints, Floats, Floats]:
@@ -92,7 +93,8 @@ def _answer(given: Any, states: Ints, actions: Ints, n_states: int) -> tuple[Int
     try:
         target, probability, reward = given
     except (TypeError, ValueError):
-        raise CapoError("step(states, actions) must return three arrays: next states, probabilities, rewards") from None
+        rule = "must return three arrays: next states, probabilities, rewards"
+        raise CapoError(f"step(states, actions) {rule}") from None
     n = len(states)
     targets = _columns(np.asarray(target), n, "next states")
     if not np.issubdtype(targets.dtype, np.integer):
@@ -118,11 +120,12 @@ def _columns(array: npt.NDArray[Any], n: int, what: str, width: int | None = Non
         array = np.broadcast_to(array, (n,))
     columns = array[:, None] if array.ndim == 1 else array
     if columns.ndim != 2 or len(columns) != n or (width is not None and columns.shape[1] not in (1, width)):
-        raise CapoError(f"step(states, actions): {what} of shape {array.shape} must be ({n},) or ({n}, successors)")
+        rule = f"must be ({n},) or ({n}, successors)"
+        raise CapoError(f"step(states, actions): {what} of shape {array.shape} {rule}")
     return columns
 
 
-def _stacked(blocks: list[sp.csr_array], n_states: int) -> sp.csr_array:
+def _stacked(blocks: list[Any], n_states: int) -> sp.csr_array:
     """The blocks on top of each other; each is freed as soon as it has been copied."""
     entries, n_rows = sum(rows.nnz for rows in blocks), sum(rows.shape[0] for rows in blocks)
     index = np.int32 if max(entries, n_states) < 2**31 else np.int64
@@ -133,7 +136,7 @@ def _stacked(blocks: list[sp.csr_array], n_states: int) -> sp.csr_array:
         data[entry : entry + rows.nnz], indices[entry : entry + rows.nnz] = rows.data, rows.indices
         indptr[row + 1 : row + 1 + rows.shape[0]] = rows.indptr[1:].astype(np.int64) + entry
         entry, row = entry + rows.nnz, row + rows.shape[0]
-        blocks[i] = None  # type: ignore[call-overload]
+        blocks[i] = None
     return sp.csr_array((data, indices, indptr), shape=(n_rows, n_states))
 
 
@@ -156,7 +159,7 @@ def unrolled(rows: sp.csr_array, allowed: Bools, n_actions: int, steps: int) -> 
             "allowed: give a shorter horizon"
         )
     index = np.int32 if max(entries, steps * n_states + 1) < 2**31 else np.int64
-    onward = np.arange(1, steps, dtype=index)[:, None] * index(n_states) + rows.indices.astype(index)
+    onward = (np.arange(1, steps)[:, None] * n_states + rows.indices).astype(index)
     ending = np.full(entries - onward.size, steps * n_states, index)
     data = np.concatenate([np.tile(rows.data, steps - 1), np.ones(ending.size)])
     width = np.concatenate([np.tile(np.diff(rows.indptr), steps - 1), allowed, np.ones(n_actions, index)])
@@ -174,7 +177,8 @@ def from_pairs(states: Any, actions: Any, transition: Any, reward: Any, n_action
     chosen = _pair_list(states, actions)
     rows: Any = sp.csr_array(transition) if sp.issparse(transition) else real_array(transition, "transitions")
     if rows.ndim != 2 or len(chosen) != rows.shape[0]:
-        raise CapoError(f"transitions of shape {rows.shape} must be (pairs, states), and there are {len(chosen)} pairs")
+        rule = f"must be (pairs, states), and there are {len(chosen)} pairs"
+        raise CapoError(f"transitions of shape {rows.shape} {rule}")
     n_states = rows.shape[1]
     width = int(chosen[:, 1].max()) + 1 if n_actions is None else whole("n_actions", n_actions)
     if (chosen >= (n_states, width)).any():

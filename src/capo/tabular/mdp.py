@@ -177,7 +177,7 @@ class MDP:
         """(S, A) each allowed action of a state with the same probability."""
         if self.actions is None:
             return np.full((self.n_states, self.n_actions), 1 / self.n_actions)
-        return self.actions / self.actions.sum(axis=1, keepdims=True)
+        return np.asarray(self.actions / self.actions.sum(axis=1, keepdims=True))
 
     @property
     def reward_range(self) -> tuple[float, float]:

@@ -57,7 +57,7 @@ class Result(RunRecord):
 
     def _by_step(self, per_state: Floats) -> Floats:
         if self.horizon is None:
-            raise CapoError("this run has no horizon: policy_by_step and values_by_step need solve(..., horizon=H)")
+            raise CapoError("this run has no horizon: values and policies by step need solve(..., horizon=H)")
         return np.asarray(per_state[:-1].reshape(self.horizon, -1, *per_state.shape[1:]))
 
     @property
@@ -109,8 +109,8 @@ class Result(RunRecord):
         """Write a proof or a folder.
 
         Args:
-            path: a name that ends in .npz, for the :meth:`proof` alone; otherwise a folder, which gets result.json,
-                history.csv, policy.npz and proof.npz.
+            path: a name that ends in .npz, for the :meth:`proof` alone; otherwise a folder, which gets
+                result.json, history.csv, policy.npz and proof.npz.
 
         Returns:
             The proof, or result.json.
@@ -198,8 +198,8 @@ def solve(
         behaviour, epsilon, batch_size: for the behaviour rule.
         horizon: for the rules that walk (on-policy and behaviour), steps after which a walk restarts. For the
             others, solve the MDP over this many steps only: every step has a policy and values of its own
-            (:attr:`Result.policy_by_step`, :attr:`Result.values_by_step`). This is the MDP ``mdp.unroll(horizon)``,
-            so every rule, bound and certificate applies to it.
+            (:attr:`Result.policy_by_step`, :attr:`Result.values_by_step`). What is solved is
+            ``mdp.unroll(horizon)``, so every rule, bound and certificate applies.
         restart: for the rules that walk.
         multiple, eta, clip, beta, zeta: for the step size.
         allow_violation: accept beta, zeta or multiple outside the range the theorems need, with a warning.

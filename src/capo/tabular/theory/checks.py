@@ -193,8 +193,8 @@ def _check_visits(run: CheckedRun, checks: Checklist) -> bool:
     counts, k = record.counts.astype(np.float64), record.iterations
     known = run.trace.single or isinstance(record.rule, Batch)
     checks.skip(VISITS, "" if known or run.whole else "the trace is shorter than the run")
-    every = k * run.mdp.allowed if isinstance(record.rule, Batch) else np.asarray(k)
-    recounted = every if known else run.trace.batches[0].sum(axis=0)
+    every = k * run.mdp.allowed if isinstance(record.rule, Batch) else k
+    recounted = np.asarray(every if known else run.trace.batches[0].sum(axis=0), np.float64)
     visits = np.asarray(counts.sum()) if run.trace.single else counts
     checks.compare(VISITS, Sides(visits, recounted, "="), 0.0, k)
     if isinstance(record.rule, Cyclic):
