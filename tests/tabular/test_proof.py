@@ -17,6 +17,7 @@ import scipy.sparse as sp
 import capo
 from capo import MDP, CapoError, mdps
 from capo.cli import main
+from capo.tabular import archive
 from capo.tabular import proof as proofs
 
 sys.path.insert(0, str(Path(__file__).parent))  # import-mode importlib does not find exact otherwise
@@ -362,6 +363,24 @@ def test_hostile_files_are_refused_before_memory_is_taken(tmp_path, kind):
     assert peak < 20 * 2**20
     if kind != "bomb":
         assert stand_alone(path, mdp_path) != 0
+
+
+def test_arrays_larger_than_the_memory_are_refused(tmp_path, monkeypatch):
+    path = mdps.garnet(20, 3, 4).save(tmp_path / "m.npz")
+    monkeypatch.setattr(archive, "memory_limit", lambda: 1000)
+    with pytest.raises(CapoError, match="GB of arrays, and at most"):
+        MDP.load(path)
+
+
+def test_the_command_line_proves_and_verifies(tmp_path, capsys):
+    folder = tmp_path / "run"
+    assert main(["solve", "chain:5", "--rule", "batch", "--horizon", "4", "--out", str(folder)]) == 0
+    assert "proven      V* - V <= " in capsys.readouterr().out
+    assert main(["verify", str(folder / "proof.npz"), "chain:5", "--horizon", "4"]) == 0
+    assert "proved: " in capsys.readouterr().out
+    assert main(["verify", str(folder / "proof.npz"), "chain:5"]) == 2
+    assert "another MDP" in capsys.readouterr().err
+    assert json.loads((folder / "result.json").read_text())["proven_gap_bound"] < 1e-7
 
 
 def test_an_index_outside_the_mdp_is_refused(tmp_path):

@@ -105,6 +105,8 @@ def run(options: argparse.Namespace) -> int:
     print(result)
     if options.out is not None:
         print(f"  written to  {options.out}/: {', '.join(_save(result, options.out))}")
+        proven = result.proof().gap_bound
+        print(f"  proven      V* - V <= {proven:.6g} with every rounding error; see capo verify --help")
     if result.mdp.n_states <= CHECK_UP_TO:
         gap = np.abs(policy_iteration(result.mdp).values - result.values)[result.covered].max()
         print(f"  checked     against policy iteration: values differ by at most {gap:.2g}")

@@ -33,11 +33,13 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("file", metavar="FILE", type=Path, help="the proof, an .npz")
     parser.add_argument("mdp", metavar="MDP", help="a name or a file, as for 'capo solve'")
     parser.add_argument("--gamma", type=float, help="discount, if it is not the MDP's own")
+    parser.add_argument("--horizon", type=int, metavar="N", help="the MDP over N steps, as 'capo solve' took it")
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; 1 if a claim could not be confirmed."""
     mdp = mdps.parse(options.mdp, options.gamma)
+    mdp = mdp if options.horizon is None else mdp.unroll(options.horizon)
     found = verify(options.file, mdp)
     proof = found.proof
     where = "every state" if proof.covered.all() else f"{int(proof.covered.sum())} of {mdp.n_states} states"

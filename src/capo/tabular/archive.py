@@ -30,9 +30,9 @@ Wanted = Mapping[str, Rule]
 
 
 def memory_limit() -> int:
-    """The most bytes that the arrays of a file may take: the memory of this machine."""
+    """The most bytes that the arrays of a file may take: half of this machine's memory."""
     try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     except (ValueError, OSError, AttributeError):  # not a POSIX system
         return 1 << 36
 
@@ -45,7 +45,7 @@ def read_arrays(path: Path, wanted: Wanted | None = None, limit: int | None = No
         wanted: the names that are read, each with the kinds of numbers allowed (numpy's letters, such as ``"f"``)
             and the shape, or None for any shape. Other members are left alone. By default everything is read,
             numbers and booleans only.
-        limit: the most bytes of all arrays together; by default this machine's memory.
+        limit: the most bytes of all arrays together; by default half of this machine's memory.
     """
     if not path.is_file():
         raise CapoError(f"{path} does not exist")

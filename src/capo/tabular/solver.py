@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -103,6 +104,10 @@ class Result(RunRecord):
 
     def proof(self) -> Proof:
         """Bounds on V* - V that hold in floating point, with what proves them; see :func:`capo.verify`."""
+        return self._proof
+
+    @cached_property
+    def _proof(self) -> Proof:
         return prove(self.mdp, self.policy, self.values, self.covered, algorithm=self.algorithm)
 
     def save(self, path: str | Path) -> Path:
