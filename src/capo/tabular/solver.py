@@ -227,11 +227,10 @@ def solve(
     >>> result.converged, round(result.value, 3)
     (True, 92.274)
     """
+    arguments = dict(locals())
     require_mdp(mdp)
-    steps = None
     if horizon is not None and fits_any_mdp(rule):
-        steps, horizon = whole("horizon", horizon), None
-        mdp = mdp.unroll(steps)
+        return _solve_steps(arguments, whole("horizon", horizon))
     chosen = make_rule(
         rule, order=order, d_gen=d_gen, policy=behaviour, epsilon=epsilon, batch_size=batch_size,
         horizon=horizon, restart=restart,
@@ -247,9 +246,14 @@ def solve(
     runner = problem.runner(seed)
     ended = "the iterable of coordinates ended"
     iterations = recorder.run(runner.advance, runner.status, ended, problem.cycle, problem.record_every)
-    settings = problem.settings | ({} if steps is None else {"horizon": steps}) | {"seed": seed}
-    result = _result(problem, runner, iterations, settings, recorder.outcome())
+    return _result(problem, runner, iterations, {**problem.settings, "seed": seed}, recorder.outcome())
+
+
+def _solve_steps(arguments: dict[str, Any], steps: int) -> Result:
+    """Solve the MDP over a number of steps: the arguments of :func:`solve` with the MDP unrolled."""
+    result = solve(**(arguments | {"mdp": arguments["mdp"].unroll(steps), "horizon": None}))
     result.horizon = steps
+    result.settings = {"horizon": steps, **result.settings}
     return result
 
 
