@@ -249,14 +249,6 @@ def solve(
     return _result(problem, runner, iterations, {**problem.settings, "seed": seed}, recorder.outcome())
 
 
-def _solve_steps(arguments: dict[str, Any], steps: int) -> Result:
-    """Solve the MDP over a number of steps: the arguments of :func:`solve` with the MDP unrolled."""
-    result = solve(**(arguments | {"mdp": arguments["mdp"].unroll(steps), "horizon": None}))
-    result.horizon = steps
-    result.settings = {"horizon": steps, **result.settings}
-    return result
-
-
 def _result(
     problem: Problem, runner: Runner, iterations: int, settings: dict[str, Any], outcome: dict[str, Any]
 ) -> Result:
@@ -281,3 +273,11 @@ def _result(
         trace=runner.trace(),
         refactorisations=runner.refactorisations,
     )
+
+
+def _solve_steps(arguments: dict[str, Any], steps: int) -> Result:
+    """Solve the MDP over a number of steps: the arguments of :func:`solve` with the MDP unrolled."""
+    result = solve(**(arguments | {"mdp": arguments["mdp"].unroll(steps), "horizon": None}))
+    result.horizon = steps
+    result.settings = {"horizon": steps, **result.settings}
+    return result
