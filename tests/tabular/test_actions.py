@@ -99,6 +99,26 @@ def test_random_action_sets_are_never_left(options, seed):
     assert certificate.held, str(certificate)
 
 
+@pytest.mark.parametrize("rule", ["cyclic", "batch"])
+@pytest.mark.parametrize("what", ["counts", "final policy", "trace"])
+def test_a_certificate_finds_a_barred_action(rule, what):
+    mdp, _ = random_sets()
+    result = capo.solve(mdp, rule=rule, iterations=40)
+    name = "Action sets"
+    assert result.certificate().line(name).status == "held"
+    s, a = np.argwhere(~mdp.actions)[0]
+    if what == "counts":
+        result.counts[s, a] = 1
+    elif what == "final policy":
+        result.log_policy[s, a] = -1.0
+        result.__dict__.pop("policy", None)
+    elif rule == "cyclic":
+        result.trace.row[np.flatnonzero(result.trace.state == s)[0], a] = -1.0
+    else:
+        result.trace.batch[3, s, a] = True
+    assert result.certificate().line(name).status == "FAILED"
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
     "solve",

@@ -43,8 +43,8 @@ def read_arrays(path: Path, wanted: Wanted | None = None, limit: int | None = No
     Args:
         path: the file.
         wanted: the names that are read, each with the kinds of numbers allowed (numpy's letters, such as ``"f"``)
-            and the shape, or None for any shape. Other members are left alone. By default everything is read,
-            numbers and booleans only.
+            and the shape, or None for any shape. Other members are left alone. By default everything is read:
+            real numbers and booleans.
         limit: the most bytes of all arrays together; by default half of this machine's memory.
     """
     if not path.is_file():
@@ -58,7 +58,7 @@ def read_arrays(path: Path, wanted: Wanted | None = None, limit: int | None = No
                 raise CapoError(f"{path} is damaged: it has two arrays of the same name")
             total = 0
             for name in names:
-                rule: Rule = ("biufc", None) if wanted is None else wanted[name]
+                rule: Rule = ("biuf", None) if wanted is None else wanted[name]
                 total += _check_member(path, archive, members[name], name, rule)
             if total > limit:
                 gigabytes = f"{total / 2**30:.3g} GB of arrays, and at most {limit / 2**30:.3g} GB are read"

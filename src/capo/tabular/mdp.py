@@ -160,7 +160,11 @@ class MDP:
     @cached_property
     def allowed(self) -> Bools:
         """(S, A) which actions each state has; all True where ``actions`` is None."""
-        return np.ones((self.n_states, self.n_actions), bool) if self.actions is None else self.actions
+        if self.actions is not None:
+            return self.actions
+        everything = np.ones((self.n_states, self.n_actions), bool)
+        everything.flags.writeable = False
+        return everything
 
     @property
     def n_pairs(self) -> int:

@@ -21,7 +21,7 @@ def check_gamma(gamma: float) -> float:
     """The discount, strictly between 0 and 1."""
     try:
         value = float(np.asarray(gamma).reshape(()))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise CapoError(f"gamma={gamma!r} must be a number strictly between 0 and 1") from None
     if not 0 < value < 1:
         raise CapoError(f"gamma={value!r} must be strictly between 0 and 1")

@@ -83,7 +83,7 @@ def _saved(target: Path, arrays: dict[str, Any]) -> tuple[dict[str, Any], dict[s
         if terminal.dtype != np.bool_ or terminal.shape != start.shape:
             raise ValueError(f"terminal states of shape {terminal.shape}")
         arguments = {"gamma": manifest["gamma"], "name": str(manifest["name"]), "actions": arrays.get("actions")}
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise CapoError(f"{target} is damaged: {type(error).__name__}: {error}") from error
     arguments |= {"transition": transition, "reward": reward, "start": start}
     return arguments, {"terminal": terminal, "ends": arrays.get("ends"), "reward_map": (scale, shift)}

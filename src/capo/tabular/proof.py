@@ -132,10 +132,12 @@ def prove(
     require_mdp(mdp)
     check_policy(policy, mdp, "policy")
     weights = np.array(policy, np.float64, order="C")  # as given: dividing by the sum would change the policy
-    v = as_floats("values=", values, "is not a vector of numbers")
+    v = as_floats("values=", values, "is not a vector of numbers").copy()
     if v.shape != (mdp.n_states,) or not np.isfinite(v).all():
         raise CapoError(f"values of shape {v.shape} must be finite and of shape (S,) = ({mdp.n_states},)")
-    inside = np.ones(mdp.n_states, bool) if covered is None else np.asarray(covered, bool)
+    inside = np.ones(mdp.n_states, bool) if covered is None else np.array(covered, bool)
+    if inside.shape != (mdp.n_states,):
+        raise CapoError(f"covered of shape {inside.shape} must be (S,) = ({mdp.n_states},)")
     low, high = _residuals(mdp, weights, v, inside, CLAIMED)
     left = 1 - Fraction(mdp.gamma)
     return Proof(
@@ -173,14 +175,16 @@ def verify(path: str | Path, mdp: MDP) -> Verification:
     proof = _read(Path(path), mdp)
     low, high = _residuals(mdp, proof.policy, proof.values, proof.covered, 1.0)
     left = 1 - Fraction(mdp.gamma)
-    found = {"lower": low / left, "upper": high / left, "gap_bound": (high - low) / left}
+    lower, upper, gap_bound = -rounded_up(-low / left), rounded_up(high / left), rounded_up((high - low) / left)
     problem = ""
-    for name, bound in found.items():
-        claimed = Fraction(getattr(proof, name))
-        if bound < claimed if name == "lower" else bound > claimed:
-            problem = f"{name} is claimed to be {getattr(proof, name)!r}, and only {float(bound)!r} can be proved"
-    upper, gap_bound = rounded_up(found["upper"]), rounded_up(found["gap_bound"])
-    return Verification(not problem, proof, -rounded_up(-found["lower"]), upper, gap_bound, problem)
+    for name, claimed, found, held in (  # claims are doubles, so rounding outward changes no comparison
+        ("lower", proof.lower, lower, proof.lower <= lower),
+        ("upper", proof.upper, upper, proof.upper >= upper),
+        ("gap_bound", proof.gap_bound, gap_bound, proof.gap_bound >= gap_bound),
+    ):
+        if not held:
+            problem = f"{name} is claimed to be {claimed!r}, and only {found!r} can be proved"
+    return Verification(not problem, proof, lower, upper, gap_bound, problem)
 
 
 def rounded_up(number: Fraction) -> float:

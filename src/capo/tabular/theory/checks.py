@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from capo.tabular.coordinates import Batch, Cyclic
-from capo.tabular.mdp import Floats, Ints
+from capo.tabular.mdp import Bools, Floats, Ints
 from capo.tabular.record import Trace
 from capo.tabular.theory import lemmas
 from capo.tabular.theory.certificate import LOG_ROUNDING, CheckedRun, Checklist, spread
@@ -21,6 +21,7 @@ ARITHMETIC = "Update: recorded new policy = log softmax(log pi + alpha sign)"
 DIRECTION = "Update direction = sign(A)"
 VALUE = "Recorded V(rho) = independent evaluation"
 FINAL = "Final policy and V = last update, independent evaluation"
+ACTIONS = "Action sets: other actions have no visits and no probability"
 VISITS = "Visit counts add up to the iterations"
 CONDITION = "Condition 1 (every pair is visited)"
 GAP = "Certified gap >= V* - V, final policy"
@@ -180,10 +181,28 @@ def check_final(run: CheckedRun, checks: Checklist) -> float:
         _, log_policy = next(run.trace.policies([record.iterations]))
         rounding = LOG_ROUNDING * np.abs(log_policy) + 1e-300
         checks.compare(FINAL, Sides(record.log_policy, log_policy, "="), rounding, record.iterations)
+    if run.mdp.actions is not None:
+        _check_actions(run, checks, ~run.mdp.actions)
     gap = (run.best.values - final.values)[record.covered]
     bound = np.full(gap.shape, record.gap_bound / run.scale)
     checks.compare(GAP, Sides(gap, bound), run.rounding + allowed, record.iterations)
     return float(gap.max())
+
+
+def _check_actions(run: CheckedRun, checks: Checklist, barred: Bools) -> None:
+    """Pairs that are not allowed: their visits and probabilities, in the end and along the trace."""
+    record, trace = run.record, run.record.trace
+    found = [record.policy[barred]]
+    if record.counts is not None:
+        found.append(record.counts[barred].astype(np.float64))
+    if trace is not None and trace.single:
+        state, action, row = trace.coordinates
+        found += [barred[state, action].astype(np.float64), np.exp(row)[barred[state]]]
+    elif trace is not None:
+        batch, log_policies = trace.batches
+        found += [batch[:, barred].ravel().astype(np.float64), np.exp(log_policies[:, barred]).ravel()]
+    every = np.concatenate(found)
+    checks.compare(ACTIONS, Sides(every, np.zeros_like(every), "="), 0.0, record.iterations)
 
 
 def _check_visits(run: CheckedRun, checks: Checklist) -> bool:

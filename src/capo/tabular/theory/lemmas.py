@@ -54,7 +54,7 @@ class Sides:
             top, bottom = np.abs(lhs - rhs), np.broadcast_to(rounding, lhs.shape)
         else:
             top, bottom = np.maximum(lhs, 0.0), rhs + rounding
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             ratio = np.where((top == 0) & (bottom >= 0), 0.0, np.where(bottom > 0, top / bottom, np.inf))
         return np.where(np.isnan(ratio) | np.isnan(lhs) | np.isnan(rhs), np.inf, ratio)
 
