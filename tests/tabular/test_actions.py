@@ -6,6 +6,7 @@ import scipy.sparse as sp
 
 import capo
 from capo import MDP, CapoError, baselines
+from capo.tabular import engine
 from capo.tabular.coordinates import Randomized
 from capo.tabular.critic import DirectCritic, SignCritic
 from capo.tabular.theory import lemmas
@@ -164,8 +165,7 @@ def test_large_sparse_mdps_with_action_sets():
     mask = rng.random(grid.reward.shape) < 0.7
     mask[:, 3] = True
     mdp = MDP(grid.rows, grid.reward, 0.99, actions=mask, terminal=[grid.n_states - 1])
-    result = capo.solve(mdp, rule="batch", tol=1e-5)
-    assert result.critic == "signs"
+    result = capo.solve(mdp, rule="batch", critic="signs", tol=1e-5)
     assert result.converged
     assert (result.policy[~mdp.allowed] == 0).all()
     v = np.zeros(mdp.n_states)
@@ -303,3 +303,17 @@ def test_many_seeds_and_a_stochastic_bandit_respect_the_action_set():
     runs = baselines.stochastic_npg(arms, 0.1, seeds=3, iterations=200)
     assert (runs.counts[:, 0, 1] == 0).all()
     assert runs.gap_bound.max() <= 1.0
+
+
+@pytest.mark.skipif("k-step" not in engine.CRITICS, reason="there is no k-step critic")
+@pytest.mark.parametrize("options", [{}, {"rule": "batch"}, {"multiple": 2.0}, {"sweeps": "gauss-seidel"}])
+@pytest.mark.parametrize("seed", range(3))
+def test_modified_capo_stays_within_the_action_sets(options, seed):
+    dense, copy = random_sets(seed, 30, 4)
+    mdp = MDP(sp.csr_array(dense.rows), dense.reward, 0.9, actions=dense.actions)
+    result = capo.solve(mdp, critic="k-step", tol=1e-7, **options)
+    assert result.converged
+    assert (result.policy[~mdp.actions] == 0).all()
+    np.testing.assert_allclose(result.values, lemmas.optimal(copy).values, atol=2e-7)
+    assert result.certificate().held
+    assert result.proof().gap_bound <= 1.01e-7
