@@ -299,8 +299,8 @@ def prepare_run(record: RunRecord, mu: Any, seeds: int, max_steps: int) -> Check
     original = record.mdp
     scaled = not original.has_unit_rewards
     mdp = original.rescale_rewards() if scaled else original
-    low = float(original.reward.min()) if scaled else 0.0
-    scale = float(np.ptp(original.reward)) or 1.0 if scaled else 1.0
+    least, most = original.reward_range
+    low, scale = (least, (most - least) or 1.0) if scaled else (0.0, 1.0)
     mu = check_distribution(record.mu if mu is None else mu, mdp.n_states, "mu", positive=True)
     best = optimal(mdp, first=record.log_policy.argmax(axis=1))
     rounding = value_rounding(mdp, float(best.values.max()))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from capo.tabular.coordinates import Batch, Cyclic
-from capo.tabular.mdp import Floats, Ints
+from capo.tabular.mdp import Bools, Floats, Ints
 from capo.tabular.record import Trace
 from capo.tabular.theory import lemmas
 from capo.tabular.theory.certificate import LOG_ROUNDING, CheckedRun, Checklist, spread
@@ -21,6 +21,7 @@ ARITHMETIC = "Update: recorded new policy = log softmax(log pi + alpha sign)"
 DIRECTION = "Update direction = sign(A)"
 VALUE = "Recorded V(rho) = independent evaluation"
 FINAL = "Final policy and V = last update, independent evaluation"
+ACTIONS = "Action sets: other actions have no visits and no probability"
 VISITS = "Visit counts add up to the iterations"
 CONDITION = "Condition 1 (every pair is visited)"
 GAP = "Certified gap >= V* - V, final policy"
@@ -70,7 +71,7 @@ def check_records(run: CheckedRun, checks: Checklist) -> tuple[float, bool]:
 
 def _check_step_sizes(run: CheckedRun, checks: Checklist) -> None:
     """Recorded step sizes against :meth:`StepSize.alpha`, counts recounted from the trace."""
-    step = run.stepsize.with_defaults(run.mdp.n_actions)
+    step = run.stepsize.with_defaults(run.mdp.max_actions)
     trace = run.trace
     before, counts, taken = _before(trace)
     recorded = ... if trace.single else taken
@@ -176,10 +177,28 @@ def check_final(run: CheckedRun, checks: Checklist) -> float:
         _, log_policy = next(run.trace.policies([record.iterations]))
         rounding = LOG_ROUNDING * np.abs(log_policy) + 1e-300
         checks.compare(FINAL, Sides(record.log_policy, log_policy, "="), rounding, record.iterations)
+    if run.mdp.actions is not None:
+        _check_actions(run, checks, ~run.mdp.actions)
     gap = (run.best.values - final.values)[record.covered]
     bound = np.full(gap.shape, record.gap_bound / run.scale)
     checks.compare(GAP, Sides(gap, bound), run.rounding + allowed, record.iterations)
     return float(gap.max())
+
+
+def _check_actions(run: CheckedRun, checks: Checklist, barred: Bools) -> None:
+    """Pairs that are not allowed: their visits and probabilities, in the end and along the trace."""
+    record, trace = run.record, run.record.trace
+    found = [record.policy[barred]]
+    if record.counts is not None:
+        found.append(record.counts[barred].astype(np.float64))
+    if trace is not None and trace.single:
+        state, action, row = trace.coordinates
+        found += [barred[state, action].astype(np.float64), np.exp(row)[barred[state]]]
+    elif trace is not None:
+        batch, log_policies = trace.batches
+        found += [batch[:, barred].ravel().astype(np.float64), np.exp(log_policies[:, barred]).ravel()]
+    every = np.concatenate(found)
+    checks.compare(ACTIONS, Sides(every, np.zeros_like(every), "="), 0.0, record.iterations)
 
 
 def _check_visits(run: CheckedRun, checks: Checklist) -> bool:
@@ -189,12 +208,13 @@ def _check_visits(run: CheckedRun, checks: Checklist) -> bool:
     counts, k = record.counts.astype(np.float64), record.iterations
     known = run.trace.single or isinstance(record.rule, Batch)
     checks.skip(VISITS, "" if known or run.whole else "the trace is shorter than the run")
-    recounted = np.asarray(k) if known else run.trace.batches[0].sum(axis=0)
+    every = k * run.mdp.allowed if isinstance(record.rule, Batch) else k
+    recounted = np.asarray(every if known else run.trace.batches[0].sum(axis=0), np.float64)
     visits = np.asarray(counts.sum()) if run.trace.single else counts
     checks.compare(VISITS, Sides(visits, recounted, "="), 0.0, k)
     if isinstance(record.rule, Cyclic):
         _check_cycles(run, checks)
-    live = counts[record.covered & ~record.mdp.terminal]
+    live = counts[run.mdp.allowed & (record.covered & ~record.mdp.terminal)[:, None]]
     never = int((live == 0).sum())
     if never:
         unmet = f"{never} pairs have not been visited in {k} iterations; it requires infinitely many visits"
@@ -217,7 +237,8 @@ def _check_cycles(run: CheckedRun, checks: Checklist) -> None:
     pairs = trace.first.size
     flat = (state * trace.first.shape[1] + action)[: cycles * length]
     keys = np.repeat(np.arange(cycles), length) * pairs + flat
-    visits = np.bincount(keys, minlength=cycles * pairs).reshape(cycles, pairs).min(axis=1)
+    counted = np.bincount(keys, minlength=cycles * pairs).reshape(cycles, pairs)
+    visits = counted[:, run.mdp.allowed.ravel()].min(axis=1)
     ends = np.arange(1, cycles + 1) * length
     checks.compare(CYCLES, Sides(np.ones(cycles), visits.astype(float)), 0.0, ends)
 
@@ -259,7 +280,7 @@ def not_on_policy_step(run: CheckedRun) -> str:
     """Why the step size is not the on-policy one, within the theorem's bounds; empty where it is."""
     if run.stepsize.kind != "on-policy":
         return "the step size is not the on-policy one"
-    return "; ".join(run.stepsize.violations(run.mdp.n_actions))
+    return "; ".join(run.stepsize.violations(run.mdp.max_actions))
 
 
 def check_updates(run: CheckedRun, checks: Checklist, extra: Ints) -> dict[int, Floats]:
@@ -427,7 +448,8 @@ def _check_fixed_cycle(run: CheckedRun, checks: Checklist, m: int) -> None:
     trace, length, step = run.trace, run.record.cycle_length, run.stepsize
     states, actions = (array[m : m + length] for array in trace.coordinates[:2])
     along = [PolicyValues(run.mdp, row) for _, row in trace.policies(np.arange(m, m + length + 1))]
-    peak, action = np.unravel_index(int(along[0].advantage.argmax()), along[0].advantage.shape)
+    advantage = run.mdp.masked(along[0].advantage)
+    peak, action = np.unravel_index(int(advantage.argmax()), advantage.shape)
     turn = int(np.flatnonzero((states == peak) & (actions == action))[0])
     taken = [(int(states[i]), int(actions[i])) for i in range(turn + 1)]
     probabilities = np.array([along[i].policy[pair] for i, pair in enumerate(taken)])

@@ -13,7 +13,7 @@ import numpy as np
 from capo.checks import whole
 from capo.tabular.coordinates import Batch, Cyclic, OnPolicy, Randomized
 from capo.tabular.critic import single_threaded_blas
-from capo.tabular.engine import solve_many
+from capo.tabular.engine import solve_many, uniform_log_policy
 from capo.tabular.mdp import MDP, Floats, Ints
 from capo.tabular.record import ManyResult, RunRecord
 from capo.tabular.theory import lemmas, rates
@@ -341,7 +341,7 @@ def _check_on_policy_seeds(run: CheckedRun, checks: Checklist) -> None:
 
 
 def _not_three_arms(run: CheckedRun) -> str:
-    reward, first = run.record.mdp.reward, run.trace.first
+    reward, first = run.record.mdp.masked(run.record.mdp.reward), run.trace.first
     uniform = np.allclose(first, -np.log(first.shape[1]), rtol=0, atol=1e-12)
     if reward.shape == (1, 3) and uniform and reward[0, 0] == -reward[0, 2] and 0 < reward[0, 1] < reward[0, 0]:
         return ""
@@ -380,7 +380,7 @@ def check_baseline(run: CheckedRun, checks: Checklist) -> None:
     """The rates of policy gradient and natural policy gradient, for the steps and the start they hold for."""
     baseline = run.record.baseline
     assert baseline is not None
-    uniform = np.full((run.mdp.n_states, run.mdp.n_actions), -np.log(run.mdp.n_actions))
+    uniform = uniform_log_policy(run.mdp)
     at_first = run.mdp.start @ PolicyValues(run.mdp, uniform).values
     elsewhere = abs(float(run.unit(run.record.history["value"][0])) - at_first) > 2 * run.engine
     not_uniform = "the run did not start from the uniform policy" if elsewhere else ""
