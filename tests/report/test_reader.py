@@ -35,7 +35,7 @@ def test_a_whole_run_is_the_same_both_ways(tmp_path: Path) -> None:
     ("field", "value", "rule"),
     [
         ("seeds", ["x"], "seeds must be a list of integers, not ['x']"),
-        ("frames", True, "frames must be an integer, not True"),
+        ("frames", True, "frames must be a positive integer, not True"),
         ("config", None, "config must be an object, not None"),
     ],
 )
