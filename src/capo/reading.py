@@ -1,7 +1,7 @@
 """Reading files that somebody else may have written.
 
-Only regular files are read, so a pipe cannot hold the program up; only up to a size, so that a small file cannot take
-all memory; and JSON only up to a depth. Nothing that is read is run: there is no pickle anywhere.
+Only regular files are read, so a pipe cannot hold the program up; only up to a size, so that a small file cannot
+take all memory; and JSON only up to a depth. Nothing that is read is run: there is no pickle anywhere.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Unreadable(Exception):
 
 @contextmanager
 def read_errors(path: str | Path) -> Iterator[None]:
-    """Turn an ``OSError`` about ``path`` into a :class:`CapoError`: a folder without permission, a name too long."""
+    """Turn an ``OSError`` about ``path`` (no permission, a name too long) into a :class:`CapoError`."""
     try:
         yield
     except OSError as error:

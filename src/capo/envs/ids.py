@@ -62,8 +62,8 @@ def prepare_named_in_file(name: str, trust: bool) -> None:
     what = f"imports the module {module!r}" if module else f"has the argument {odd!r}"
     if not trust:
         raise CapoError(
-            f"the environment {name!r} is named in the file and {what}, which may run any code: if you trust where "
-            "the file comes from, allow it with --allow-import (in Python: trust=True)"
+            f"the environment {name!r} is named in the file and {what}, which may run any code: if you trust "
+            "where the file comes from, allow it with --allow-import (in Python: trust=True)"
         )
     if module:
         with without_current_folder():
@@ -71,8 +71,9 @@ def prepare_named_in_file(name: str, trust: bool) -> None:
                 importlib.import_module(module)
             except Exception as error:  # also what the module itself raises
                 raise CapoError(
-                    f"{name}: importing {module} raised {describe_error(error)}; for a name from a file the current "
-                    "folder is not searched: install the module, or put its folder on PYTHONPATH as an absolute path"
+                    f"{name}: importing {module} raised {describe_error(error)}; for a name from a file the "
+                    "current folder is not searched: install the module, or put its folder on PYTHONPATH as an "
+                    "absolute path"
                 ) from error
 
 

@@ -11,7 +11,6 @@ import numpy as np
 from capo.arrays import NDArray
 from capo.errors import CapoError
 
-
 MAX_ONE_HOT = 100_000  # different observations of a Discrete space
 
 
@@ -42,8 +41,9 @@ def observation_encoding(name: str, space: Any) -> Encoding:
         size, start = int(space.n), int(space.start)
         if size > MAX_ONE_HOT:
             raise CapoError(
-                f"{name!r} has {size:,} different observations, which would become vectors of that length; at most "
-                f"{MAX_ONE_HOT:,} are supported: wrap the environment so that it describes a state by fewer numbers"
+                f"{name!r} has {size:,} different observations, which would become vectors of that length; at "
+                f"most {MAX_ONE_HOT:,} are supported: wrap the environment so that it describes a state by fewer "
+                "numbers"
             )
         return Encoding((size,), np.dtype(np.bool_), 255, raw_shape, partial(_one_hot, name, size, start))
     if isinstance(space, spaces.MultiBinary):

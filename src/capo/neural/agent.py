@@ -439,7 +439,9 @@ class Agent(Player):
             schema.check_same_run(saved.path, config, saved.content)
             _check_version(saved.path, saved.content, cls._algorithm.Config, anyway)
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", CapoWarning)  # that the version is another one, which was just said
+                warnings.simplefilter(
+                    "ignore", CapoWarning
+                )  # that the version is another one, which was just said
                 agent = cls.from_checkpoint(saved, env, eval_env, trust)
             _check_same_settings(path, cls._algorithm.Config.from_dict(config["config"]), agent.config)
             run.store.set_aside_after(saved.path)
@@ -464,8 +466,8 @@ class Agent(Player):
     ) -> Self:
         """An agent from a checkpoint in memory; see :meth:`load` for the arguments."""
         schema.check_checkpoint(saved.path, saved.content)
-        for text in _version_differences(saved.path, saved.content, cls._algorithm.Config):
-            warnings.warn(text, CapoWarning, stacklevel=3)
+        if different := _version_difference(saved.path, saved.content, cls._algorithm.Config):
+            warnings.warn(different, CapoWarning, stacklevel=3)
         agent = cls._untrained(saved.content, env, eval_env, trust)
         training = saved.content["training"]
         if training["frames_per_iteration"] != agent.config.frames_per_iteration:
@@ -487,26 +489,26 @@ class Agent(Player):
         return agent
 
 
-def _version_differences(path: Path, content: Mapping[str, Any], kind: type[Settings]) -> list[str]:
-    """What this version would compute differently from the one that wrote a file, in words."""
-    found = [semantics.difference(path, content)]
+def _version_difference(path: Path, content: Mapping[str, Any], kind: type[Settings]) -> str:
+    """What this version would compute differently from the one that wrote a file; empty if nothing."""
+    found = semantics.difference(content)
     if missing := [name for name in field_kinds(kind) if name not in content["config"]]:
         defaults = kind().to_dict()
-        values = ", ".join(f"{name}={defaults[name]!r}" for name in missing)
-        found.append(f"{path}: was written by a version of capo without these settings; the defaults are {values}")
-    return [text for text in found if text]
+        values = ", ".join(f"{name}={schema.shown(defaults[name])}" for name in missing)
+        found.append(f"it does not record these settings, whose defaults are {values}")
+    return f"{path}: {'; '.join(found)}" if found else ""
 
 
 def _check_version(path: Path, content: Mapping[str, Any], kind: type[Settings], anyway: bool) -> None:
     """Raise if a run was made by a version with other results or settings; with ``anyway``, warn."""
-    different = _version_differences(path, content, kind)
+    different = _version_difference(path, content, kind)
     if different and not anyway:
         raise CapoError(
-            f"{'; '.join(different)}. To continue in spite of that: --anyway (in Python: anyway=True), or use the "
-            "version of capo that wrote it"
+            f"{different}. To continue in spite of that: --anyway (in Python: anyway=True), or use the version of "
+            "capo that wrote it"
         )
-    for text in different:
-        warnings.warn(text, CapoWarning, stacklevel=5)
+    if different:
+        warnings.warn(different, CapoWarning, stacklevel=5)
 
 
 def _check_same_settings(path: Path, now: Settings, then: Settings) -> None:

@@ -145,8 +145,8 @@ class Seeds:
                 reached = np.asarray(group.state.iteration)
                 if (reached != group.iteration % 2**31).any():
                     raise CapoError(
-                        f"{saved.path}: says that its seeds are at iteration {group.iteration:,}, but their state is "
-                        f"of iteration {int(reached.flat[0]):,}"
+                        f"{saved.path}: says that its seeds are at iteration {group.iteration:,}, but their state "
+                        f"is of iteration {int(reached.flat[0]):,}"
                     )
 
 

@@ -216,9 +216,9 @@ def read_result(file: Path) -> Record:
     if content.get("experiment") not in EXPERIMENTS:
         raise Unreadable("is not a results file of `capo reproduce minatar`")
     if content.get("format") != FORMAT:
+        found = schema.shown(content.get("format"))
         raise Unreadable(
-            f"was written by another version of capo (format {schema.shown(content.get('format'))}, this one reads "
-            f"{FORMAT}): repeat that run"
+            f"was written by another version of capo (format {found}, this one reads {FORMAT}): repeat that run"
         )
     if missing := [name for name in schema.RESULT_REQUIRED if name not in content]:
         raise Unreadable(f"lacks {', '.join(missing)}")

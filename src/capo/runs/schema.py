@@ -31,19 +31,22 @@ Fields = Mapping[str, Rule]
 def integer(low: int = -MOST, high: int = MOST) -> Rule:
     """An integer in [low, high]."""
     words = {-MOST: "an integer", 0: "an integer of at least 0", 1: "a positive integer"}[low]
-    return words + ("" if high == MOST else f" of at most {high:,}"), lambda value: (
-        _is(value, int) and low <= value <= high
-    )
+    return words + (
+        "" if high == MOST else f" of at most {high:,}"
+    ), lambda value: _is(value, int) and low <= value <= high
 
 
 def text(words: str, pattern: str = "", most: int = MAX_TEXT) -> Rule:
     """Printable text, of a form if ``pattern`` is given."""
     form = re.compile(pattern)
-    return words, lambda value: (
-        _is(value, str)
-        and len(value) <= most
-        and value.isprintable()
-        and (not pattern or form.fullmatch(value) is not None)
+    return (
+        words,
+        lambda value: (
+            _is(value, str)
+            and len(value) <= most
+            and value.isprintable()
+            and (not pattern or form.fullmatch(value) is not None)
+        ),
     )
 
 
@@ -54,20 +57,24 @@ def or_null(rule: Rule, words: str = "null") -> Rule:
 
 def list_of(words: str, rule: Rule, least: int = 0, most: int = MOST) -> Rule:
     """A list whose items all fit a rule."""
-    return words, lambda value: (
-        isinstance(value, list) and least <= len(value) <= most and all(map(rule[1], value))
+    return (
+        words,
+        lambda value: isinstance(value, list) and least <= len(value) <= most and all(map(rule[1], value)),
     )
 
 
 def object_of(words: str, fields: Fields, required: Iterable[str] = (), others: Rule | None = None) -> Rule:
     """An object whose fields fit their rules; ``others`` is the rule of the rest, which are otherwise free."""
     needed = tuple(required)
-    return words, lambda value: (
-        isinstance(value, dict)
-        and all(name in value for name in needed)
-        and not problems(value, fields)
-        and (others is None or all(name in fields or others[1](one) for name, one in value.items()))
-        and all(key.isprintable() and len(key) <= MAX_TEXT for key in value)
+    return (
+        words,
+        lambda value: (
+            isinstance(value, dict)
+            and all(name in value for name in needed)
+            and not problems(value, fields)
+            and (others is None or all(name in fields or others[1](one) for name, one in value.items()))
+            and all(key.isprintable() and len(key) <= MAX_TEXT for key in value)
+        ),
     )
 
 
@@ -152,15 +159,29 @@ CONFIG_FIELDS: Fields = {
 }
 # Those without which a run cannot be continued.
 CONFIG_REQUIRED = (
-    "algorithm env environment preset overrides config seeds frames log_every checkpoint_every keep extra "
-    "versions hardware"
-).split()
+    "algorithm",
+    "env",
+    "environment",
+    "preset",
+    "overrides",
+    "config",
+    "seeds",
+    "frames",
+    "log_every",
+    "checkpoint_every",
+    "keep",
+    "extra",
+    "versions",
+    "hardware",
+)
 REPORTED_FIELDS = ("algorithm", "env", "config", "seeds", "frames", "versions")  # a report says if one is missing
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------
 
-_PART = object_of("", {"seeds": _SEEDS, "iteration": _COUNT_OR_ZERO, "started": _BOOL}, ("seeds", "iteration", "started"))
+_PART = object_of(
+    "", {"seeds": _SEEDS, "iteration": _COUNT_OR_ZERO, "started": _BOOL}, ("seeds", "iteration", "started")
+)
 _TRAINING_FIELDS: Fields = {
     "parts": list_of("a list of groups of seeds", _PART, least=1, most=MAX_SEEDS),
     "log_every": _COUNT,
@@ -175,10 +196,20 @@ CHECKPOINT_FIELDS: Fields = {
     "training": object_of("an object", _TRAINING_FIELDS, _TRAINING_FIELDS),
     "logs": object_of("the lengths of logs", {}, others=_COUNT_OR_ZERO),
 }
-CHECKPOINT_REQUIRED = "algorithm env environment preset overrides config seeds predictions training".split()
+CHECKPOINT_REQUIRED = (
+    "algorithm",
+    "env",
+    "environment",
+    "preset",
+    "overrides",
+    "config",
+    "seeds",
+    "predictions",
+    "training",
+)
 
 
-# --- evaluation.json, metrics.csv and results files ---------------------------------------------------------------
+# --- evaluation.json, metrics.csv and results files -----------------------------------------------------------
 
 EVALUATION_FIELDS: Fields = {
     "seeds": _SEEDS,
@@ -233,7 +264,17 @@ RESULT_FIELDS: Fields = {
     "programs": list_of("a list of programs", _PROGRAM, least=1),
     "seeds": list_of("a list of seeds with their curves and returns", _RESULT_SEED),
 }
-RESULT_REQUIRED = "env algorithm preset config frames_trained protocol quick programs seeds".split()
+RESULT_REQUIRED = (
+    "env",
+    "algorithm",
+    "preset",
+    "config",
+    "frames_trained",
+    "protocol",
+    "quick",
+    "programs",
+    "seeds",
+)
 
 
 # --- checks -----------------------------------------------------------------------------------------------------
@@ -282,7 +323,9 @@ def check_checkpoint(path: Path, content: Any) -> None:
         raise CapoError(f"{path}: a group of seeds has iterations but no state")
     for name in content.get("logs", {}):
         if not is_log(name, seeds):
-            raise CapoError(f"{path}: {shown(name)} is not a log of this run: allowed are {METRICS} and its events")
+            raise CapoError(
+                f"{path}: {shown(name)} is not a log of this run: allowed are {METRICS} and its events"
+            )
 
 
 def check_same_run(path: Path, config: Mapping[str, Any], content: Mapping[str, Any]) -> None:
@@ -294,8 +337,8 @@ def check_same_run(path: Path, config: Mapping[str, Any], content: Mapping[str, 
     for name in ("algorithm", "env", "seeds"):
         if config[name] != content[name]:
             raise CapoError(
-                f"{path}: is a checkpoint of another run: its {name} is {shown(content[name])}, that of config.json "
-                f"{shown(config[name])}"
+                f"{path}: is a checkpoint of another run: {name} {shown(content[name])}, but config.json has "
+                f"{name} {shown(config[name])}"
             )
 
 

@@ -176,8 +176,8 @@ class RunWriter:
             found = file.readline(100_000).decode(errors="replace").rstrip("\r\n").split(",")
         if missing := [name for name in schema.METRICS_COLUMNS if name not in found]:
             raise CapoError(
-                f"{self.path / METRICS}: has no column {', '.join(missing)}: it was changed; put it back, or move it "
-                "away to start a new one"
+                f"{self.path / METRICS}: has no column {', '.join(missing)}: it was changed; put it back, or move "
+                "it away to start a new one"
             )
         return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import zipfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import scipy.sparse.linalg
 
 from capo.errors import CapoError
 from capo.files import atomic_file
+from capo.reading import free_memory
 from capo.tabular import gymnasium_table
 
 Floats = npt.NDArray[np.float64]
@@ -265,8 +267,11 @@ class MDP:
         if not target.is_file():
             raise CapoError(f"{target} does not exist")
         try:
+            _check_sizes(target)
             with np.load(target, allow_pickle=False) as archive:
                 arrays = {key: archive[key] for key in archive.files}
+        except CapoError:
+            raise
         except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zipfile.LargeZipFile) as error:
             raise CapoError(f"{target} is damaged or not an .npz file: {error}") from error
         except Exception as error:  # zlib.error and struct.error: damaged archives raise various types
@@ -283,14 +288,19 @@ class MDP:
                 raise CapoError(f"{target} has format {manifest['format']!r}; this version reads {FORMAT!r}")
             if manifest["sha256"] != _checksum(arrays):
                 raise CapoError(f"{target} is damaged: its checksum does not match its arrays")
-            scale, shift = manifest["reward_map"]
+            scale, shift = (float(number) for number in manifest["reward_map"])
             terminal = arrays["terminal"]
+            if terminal.shape != arrays["start"].shape:
+                raise CapoError(f"{target} is damaged: it marks {terminal.shape} states as terminal or not")
             transition = arrays.get("transition")
             if transition is None:
                 shape = (arrays["reward"].size, len(arrays["start"]))
                 transition = sp.csr_array((arrays["data"], arrays["indices"], arrays["indptr"]), shape=shape)
-            mdp = cls(transition, arrays["reward"], manifest["gamma"], arrays["start"], name=manifest["name"])
-        except (KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+                transition.check_format(full_check=True)  # an index outside would read memory of others
+            mdp = cls(transition, arrays["reward"], manifest["gamma"], arrays["start"], name=str(manifest["name"]))
+        except CapoError:
+            raise
+        except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise CapoError(f"{target} is damaged: {type(error).__name__}: {error}") from error
         mdp.terminal = terminal.astype(bool)
         mdp.reward_map = RewardMap(scale, shift)
@@ -330,6 +340,26 @@ class MDP:
     def __repr__(self) -> str:
         kind = "sparse" if self.is_sparse else "dense"
         return f"MDP({f'{self.name}: ' if self.name else ''}{self.summary}, {kind})"
+
+
+def _check_sizes(path: Path) -> None:
+    """Raise before memory is taken, if an .npz does not hold what its headers say or does not fit."""
+    total = 0
+    with zipfile.ZipFile(path) as archive:
+        for member in archive.infolist():
+            with archive.open(member) as file:
+                version = np.lib.format.read_magic(file)
+                reader = np.lib.format.read_array_header_1_0
+                shape, _, dtype = (reader if version == (1, 0) else np.lib.format.read_array_header_2_0)(file)
+                size = math.prod(shape) * dtype.itemsize
+                if dtype.hasobject or size != member.file_size - file.tell():
+                    raise CapoError(f"{path} is damaged: the array {member.filename} is not as long as it says")
+            total += size
+    free = free_memory()
+    if free is not None and total > free / 2:  # checking them takes copies
+        raise CapoError(
+            f"{path} holds {total / 1e6:,.0f} MB of arrays; at most {free / 2e6:,.0f} MB, half of the free memory, fit"
+        )
 
 
 # --- validation ----------------------------------------------------------------------------------------------

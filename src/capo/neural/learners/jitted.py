@@ -215,8 +215,8 @@ class JittedLearner(Learner):
         free = available_memory(self.n_devices)
         if free is not None and episodes * each > 0.8 * free:
             raise CapoError(
-                f"{episodes:,} episodes of {self.n_seeds} seed(s) at once need about {episodes * each / 1e6:,.0f} MB, "
-                f"but {free / 1e6:,.0f} MB are free: at most {int(0.8 * free / each):,} episodes fit"
+                f"{episodes:,} episodes of {self.n_seeds} seed(s) at once need about "
+                f"{episodes * each / 1e6:,.0f} MB, but {free / 1e6:,.0f} MB are free: at most {int(0.8 * free / each):,} episodes fit"
             )
 
     def evaluate(self, params: PyTree, keys: Array, episodes: int, deterministic: bool = False) -> NDArray:
