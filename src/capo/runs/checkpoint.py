@@ -217,8 +217,8 @@ def _manifest(path: Path, metadata: Any) -> dict[str, Any]:
     if metadata.get("version") != str(VERSION):
         found = schema.shown(metadata.get("version")).strip("'")
         raise CapoError(
-            f"{path}: is a checkpoint of format {found}, this capo reads format {VERSION}: use the version of capo "
-            "that wrote it"
+            f"{path}: is a checkpoint of format {found}, this capo reads format {VERSION}: use the version of "
+            "capo that wrote it"
         )
     text = str(metadata.get("manifest", ""))
     if _digest(text.encode(errors="replace")) != metadata.get("manifest_sha256"):

@@ -98,15 +98,14 @@ def _distinct(rule: Rule) -> Rule:
 _TEXT = text("text")
 _LONG_TEXT: Rule = ("text", lambda value: _is(value, str) and len(value) <= 100_000)
 _NAME = text("a name", r"[\w.+-]+")
-_ENVIRONMENT = text("a name", r"[^\s]+")
+_TEXT_NAME = text("a name", r".+")
 _COUNT, _COUNT_OR_ZERO = integer(1), integer(0)
 _BOOL: Rule = ("true or false", lambda value: _is(value, bool))
 _NUMBER: Rule = ("a number", _number)
 _FINITE: Rule = ("a finite number of at least 0", lambda value: _number(value) and 0 <= value < math.inf)
 _PLAIN: Rule = ("a number, text, true, false or null", _plain)
-_OBJECT: Rule = ("an object", lambda value: isinstance(value, dict))
-_SETTINGS = object_of("an object", {}, others=_PLAIN)
-_TEXTS = object_of("an object", {}, others=_TEXT)
+_SETTINGS = object_of("an object of numbers, texts, true, false and null", {}, others=_PLAIN)
+_TEXTS = object_of("an object of texts", {}, others=_TEXT)
 _SEED: Rule = ("a seed", lambda value: _is(value, int) and 0 <= value < 2**31)
 _SEEDS = _distinct(list_of("a list of integers", _SEED, least=1, most=MAX_SEEDS))
 _INTERVAL: Rule = (
@@ -114,7 +113,9 @@ _INTERVAL: Rule = (
     lambda value: (_is(value, str) and len(value) <= 40) or (_number(value) and 0 < value < math.inf),
 )
 _HARDWARE = object_of(
-    "an object", {"devices": list_of("a list of names", _TEXT)}, others=("", lambda value: _plain(value))
+    "an object of plain values and a list of devices",
+    {"devices": list_of("a list of names", _TEXT)},
+    others=("", _plain),
 )
 
 
@@ -130,15 +131,15 @@ _ENVIRONMENT_FIELDS: Fields = {
 # What config.json and a checkpoint share: see Setup.to_dict.
 _SETUP_FIELDS: Fields = {
     "algorithm": _NAME,
-    "env": or_null(_ENVIRONMENT, "null for an environment given as an object"),
-    "environment": object_of("an object", _ENVIRONMENT_FIELDS),
+    "env": or_null(_TEXT_NAME, "null for an environment given as an object"),
+    "environment": object_of("an object that describes an environment", _ENVIRONMENT_FIELDS),
     "preset": _NAME,
     "overrides": _SETTINGS,
     "config": _SETTINGS,
     "seeds": _SEEDS,
     "eval_every": or_null(_COUNT),
     "eval_episodes": integer(1, MAX_EPISODES),
-    "eval_env": or_null(_ENVIRONMENT),
+    "eval_env": or_null(_TEXT_NAME),
     "semantics": _COUNT,
     "versions": _TEXTS,
 }
@@ -150,7 +151,9 @@ CONFIG_FIELDS: Fields = {
     "checkpoint_every": _INTERVAL,
     "keep": integer(1, 1_000_000),
     "start_frames": _COUNT_OR_ZERO,
-    "extra": object_of("an object", {"eval_episodes": integer(0, MAX_EPISODES)}),
+    "extra": object_of(
+        f"an object, with eval_episodes from 0 to {MAX_EPISODES:,}", {"eval_episodes": integer(0, MAX_EPISODES)}
+    ),
     "diverged": or_null(_LONG_TEXT),
     "precision": or_null(_NAME),
     "hardware": _HARDWARE,
@@ -193,7 +196,9 @@ CHECKPOINT_FIELDS: Fields = {
     **_SETUP_FIELDS,
     "horizon_set": _BOOL,
     "predictions": ("an integer from 0 to 2**32 - 1", lambda value: _is(value, int) and 0 <= value < 2**32),
-    "training": object_of("an object", _TRAINING_FIELDS, _TRAINING_FIELDS),
+    "training": object_of(
+        f"an object with sound {', '.join(_TRAINING_FIELDS)}", _TRAINING_FIELDS, _TRAINING_FIELDS
+    ),
     "logs": object_of("the lengths of logs", {}, others=_COUNT_OR_ZERO),
 }
 CHECKPOINT_REQUIRED = (
@@ -250,7 +255,7 @@ _PROGRAM = object_of(
     ("started", "wall_seconds", "seeds"),
 )
 RESULT_FIELDS: Fields = {
-    "env": _ENVIRONMENT,
+    "env": _TEXT_NAME,
     "algorithm": _NAME,
     "preset": _NAME,
     "config": _SETTINGS,
@@ -259,7 +264,7 @@ RESULT_FIELDS: Fields = {
     "episodes": or_null(_COUNT),
     "final_episodes": or_null(_COUNT),
     "deterministic": or_null(_BOOL),
-    "protocol": object_of("an object", {}, others=_LONG_TEXT),
+    "protocol": object_of("an object of texts", {}, others=_LONG_TEXT),
     "quick": _BOOL,
     "programs": list_of("a list of programs", _PROGRAM, least=1),
     "seeds": list_of("a list of seeds with their curves and returns", _RESULT_SEED),

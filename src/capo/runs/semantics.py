@@ -1,7 +1,8 @@
 """The number that says which results this version of capo computes.
 
 Two versions with the same number train the same run to the same result, up to rounding. It is raised whenever
-results change: ``tests/golden`` fails if golden numbers move and it does not. Every checkpoint and config.json records it.
+results change: ``tests/golden`` fails if golden numbers move and it does not. Every checkpoint and config.json
+records it.
 """
 
 from __future__ import annotations

@@ -358,7 +358,8 @@ def _check_sizes(path: Path) -> None:
     free = free_memory()
     if free is not None and total > free / 2:  # checking them takes copies
         raise CapoError(
-            f"{path} holds {total / 1e6:,.0f} MB of arrays; at most {free / 2e6:,.0f} MB, half of the free memory, fit"
+            f"{path} holds {total / 1e6:,.0f} MB of arrays, but at most half of the free memory is used for them: "
+            f"{free / 2e6:,.0f} MB"
         )
 
 

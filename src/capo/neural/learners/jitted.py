@@ -216,7 +216,8 @@ class JittedLearner(Learner):
         if free is not None and episodes * each > 0.8 * free:
             raise CapoError(
                 f"{episodes:,} episodes of {self.n_seeds} seed(s) at once need about "
-                f"{episodes * each / 1e6:,.0f} MB, but {free / 1e6:,.0f} MB are free: at most {int(0.8 * free / each):,} episodes fit"
+                f"{episodes * each / 1e6:,.0f} MB, but {free / 1e6:,.0f} MB are free: at most "
+                f"{int(0.8 * free / each):,} episodes fit"
             )
 
     def evaluate(self, params: PyTree, keys: Array, episodes: int, deterministic: bool = False) -> NDArray:
