@@ -347,13 +347,12 @@ def check_same_run(path: Path, config: Mapping[str, Any], content: Mapping[str, 
             )
 
 
-def frames_inside(content: Any) -> int | None:
+def frames_inside(content: Mapping[str, Any]) -> int | None:
     """The frames that a checkpoint's name must give, over all groups of seeds; None if it does not say."""
-    try:
-        training = content["training"]
-        return int(sum(part["iteration"] for part in training["parts"]) * training["frames_per_iteration"])
-    except (TypeError, KeyError):
+    training = content.get("training")
+    if problems(content, {"training": CHECKPOINT_FIELDS["training"]}) or training is None:
         return None
+    return sum(int(part["iteration"]) for part in training["parts"]) * int(training["frames_per_iteration"])
 
 
 def is_log(name: str, seeds: Iterable[int] | None = None) -> bool:

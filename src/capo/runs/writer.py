@@ -247,8 +247,8 @@ class RunWriter:
                     os.ftruncate(descriptor, wanted)
                 finally:
                     os.close(descriptor)
-        if lengths.get(METRICS) and METRICS not in short:
-            self.columns()
+        if lengths.get(METRICS) and self.log_sizes().get(METRICS):
+            self.columns()  # raises if new rows would follow something that is not a table
         return short
 
     def log_sizes(self) -> dict[str, int]:
