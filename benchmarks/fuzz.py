@@ -465,6 +465,10 @@ def main() -> int:
         folder, seed, first, last = options.work
         work(Path(folder), int(seed), range(int(first), int(last)))
         return 0
+    from capo.files import write_json
+    from capo.provenance import provenance
+
+    made_by = provenance()  # of the code that is tested, whatever changes meanwhile
     with tempfile.TemporaryDirectory(prefix="capo-fuzz-") as folder:
         sandbox = Path(folder) / "sandbox"
         if options.only is not None:
@@ -479,11 +483,8 @@ def main() -> int:
         found = fuzz(options.files, options.seed, sandbox, lambda text: print(text, flush=True))
     print(json.dumps({key: value for key, value in found.items() if key not in ("by_file", "faults")}, indent=1))
     if options.out is not None:
-        from capo.files import write_json
-        from capo.provenance import provenance
-
         options.out.parent.mkdir(parents=True, exist_ok=True)
-        write_json(options.out, {"what": "damaged and forged files over every reader", **found, **provenance()})
+        write_json(options.out, {"what": "damaged and forged files over every reader", **found, **made_by})
     return 1 if any(found[fault] for fault in FAULTS) else 0
 
 
