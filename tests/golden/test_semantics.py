@@ -64,7 +64,7 @@ def test_a_kept_run_loads_and_ends_with_the_recorded_numbers(folder: Path, tmp_p
     config = json.loads((folder / "config.json").read_text())
     same = config["semantics"] == semantics.SEMANTICS
     with warnings.catch_warnings():
-        warnings.simplefilter("error" if same else "ignore", capo.CapoWarning)
+        warnings.simplefilter("ignore", capo.CapoWarning)  # settings that are new since then
         assert capo.load(folder).frames == 48
     if not same:
         with pytest.raises(capo.CapoError, match=f"number {config['semantics']}"):

@@ -41,7 +41,7 @@ def add_parser(subparsers: Subparsers) -> None:
     option("--use-previous", action="store_true", help=older)
     longer = "train to N frames in total, with the schedules spread over them (default: the run's own number)"
     option("--frames", type=positive_integer, metavar="N", help=longer)
-    different = "continue a run of a version of capo with other results or settings"
+    different = "continue a run of a version of capo whose results differ from this one's"
     option("--anyway", action="store_true", help=different)
     add_allow_import(option)
 

@@ -18,16 +18,17 @@ from capo import envs
 from capo.checks import as_path, seeds_from, whole
 from capo.errors import CapoError, CapoWarning
 from capo.neural import notices
-from capo.neural.algorithms.settings import CommonSettings, Settings, field_kinds
+from capo.neural.algorithms.settings import CommonSettings, Settings
 from capo.neural.learners import Learner, make_learner
 from capo.neural.metrics import Rows
 from capo.neural.player import EVALUATE_STREAM, Player, stream_key
 from capo.neural.seeds import Seeds
 from capo.neural.setup import Setup
 from capo.neural.trainer import Evaluations, Plan, Trainer
+from capo.neural.versions import check_version, version_difference
 from capo.progress import show_progress
 from capo.provenance import provenance, versions
-from capo.runs import checkpoint, schema, semantics
+from capo.runs import checkpoint, schema
 from capo.runs.checkpoint import Checkpoint, Interval
 from capo.runs.layout import CONFIG
 from capo.runs.writer import RunWriter, check_new
@@ -406,8 +407,7 @@ class Agent(Player):
             use_previous: if the newest checkpoint is damaged, go back to the one before it.
             eval_env: as in :meth:`load`.
             trust: as in :meth:`load`.
-            anyway: continue although the run was made by a version of capo with other results, or lacks settings
-                that this one has; they then get their defaults.
+            anyway: continue although the run was made by a version of capo whose results differ.
         """
         path = as_path("resume", path)
         run = RunWriter.open(path)
@@ -432,12 +432,12 @@ class Agent(Player):
         saved = run.store.load(use_previous)
         if saved is None:
             run.check_never_started()
-            _check_version(path / CONFIG, config, cls._algorithm.Config, anyway)
+            check_version(path / CONFIG, config, cls._algorithm.Config, anyway)
             agent = cls._from_config(config, env, eval_env, trust)
         else:
             schema.check_checkpoint(saved.path, saved.content)
             schema.check_same_run(saved.path, config, saved.content)
-            _check_version(saved.path, saved.content, cls._algorithm.Config, anyway)
+            check_version(saved.path, saved.content, cls._algorithm.Config, anyway)
             with warnings.catch_warnings():
                 warnings.simplefilter(
                     "ignore", CapoWarning
@@ -466,7 +466,7 @@ class Agent(Player):
     ) -> Self:
         """An agent from a checkpoint in memory; see :meth:`load` for the arguments."""
         schema.check_checkpoint(saved.path, saved.content)
-        if different := _version_difference(saved.path, saved.content, cls._algorithm.Config):
+        if different := version_difference(saved.path, saved.content, cls._algorithm.Config):
             warnings.warn(different, CapoWarning, stacklevel=3)
         agent = cls._untrained(saved.content, env, eval_env, trust)
         training = saved.content["training"]
@@ -487,28 +487,6 @@ class Agent(Player):
         agent._begin()
         agent.config = cls._algorithm.Config.from_dict(content["config"])
         return agent
-
-
-def _version_difference(path: Path, content: Mapping[str, Any], kind: type[Settings]) -> str:
-    """What this version would compute differently from the one that wrote a file; empty if nothing."""
-    found = semantics.difference(content)
-    if missing := [name for name in field_kinds(kind) if name not in content["config"]]:
-        defaults = kind().to_dict()
-        values = ", ".join(f"{name}={schema.shown(defaults[name])}" for name in missing)
-        found.append(f"it does not record these settings, whose defaults are {values}")
-    return f"{path}: {'; '.join(found)}" if found else ""
-
-
-def _check_version(path: Path, content: Mapping[str, Any], kind: type[Settings], anyway: bool) -> None:
-    """Raise if a run was made by a version with other results or settings; with ``anyway``, warn."""
-    different = _version_difference(path, content, kind)
-    if different and not anyway:
-        raise CapoError(
-            f"{different}. To continue in spite of that: --anyway (in Python: anyway=True), or use the version of "
-            "capo that wrote it"
-        )
-    if different:
-        warnings.warn(different, CapoWarning, stacklevel=5)
 
 
 def _check_same_settings(path: Path, now: Settings, then: Settings) -> None:
