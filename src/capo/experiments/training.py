@@ -250,7 +250,6 @@ class Job:
             left = self.plan.frames
         if left:
             agent.learn(left, progress_bar=progress)
-        agent.close()
         final = agent.evaluate(self.plan.final_episodes, seed=1)
         write_evaluation(path, final.to_dict())
         self._store(agent, read_config(path), read_run(path), final.returns)
