@@ -106,8 +106,17 @@ _FINITE: Rule = ("a finite number of at least 0", lambda value: _number(value) a
 _PLAIN: Rule = ("a number, text, true, false or null", _plain)
 _SETTINGS = object_of("an object of numbers, texts, true, false and null", {}, others=_PLAIN)
 _TEXTS = object_of("an object of texts", {}, others=_TEXT)
+_SEED_KEY = re.compile(r"\d{1,10}", re.ASCII)
 _SEED: Rule = ("a seed", lambda value: _is(value, int) and 0 <= value < 2**31)
 _SEEDS = _distinct(list_of("a list of integers", _SEED, least=1, most=MAX_SEEDS))
+_BY_SEED: Rule = (
+    "an object of texts by seed",
+    lambda value: (
+        isinstance(value, dict)
+        and all(map(_SEED_KEY.fullmatch, value))
+        and all(map(_LONG_TEXT[1], value.values()))
+    ),
+)
 _INTERVAL: Rule = (
     "an interval such as '5m' or '100000'",
     lambda value: (_is(value, str) and len(value) <= 40) or (_number(value) and 0 < value < math.inf),
@@ -155,6 +164,7 @@ CONFIG_FIELDS: Fields = {
         f"an object, with eval_episodes from 0 to {MAX_EPISODES:,}", {"eval_episodes": integer(0, MAX_EPISODES)}
     ),
     "diverged": or_null(_LONG_TEXT),
+    "diverged_seeds": _BY_SEED,
     "precision": or_null(_NAME),
     "hardware": _HARDWARE,
     "commit": or_null(_TEXT),
@@ -183,7 +193,9 @@ REPORTED_FIELDS = ("algorithm", "env", "config", "seeds", "frames", "versions") 
 # --- checkpoints ------------------------------------------------------------------------------------------------
 
 _PART = object_of(
-    "", {"seeds": _SEEDS, "iteration": _COUNT_OR_ZERO, "started": _BOOL}, ("seeds", "iteration", "started")
+    "",
+    {"seeds": _SEEDS, "iteration": _COUNT_OR_ZERO, "started": _BOOL, "diverged": _BY_SEED},
+    ("seeds", "iteration", "started"),
 )
 _TRAINING_FIELDS: Fields = {
     "parts": list_of("a list of groups of seeds", _PART, least=1, most=MAX_SEEDS),
@@ -324,7 +336,7 @@ def check_checkpoint(path: Path, content: Any) -> None:
     seeds, parts = content["seeds"], content["training"]["parts"]
     if [seed for part in parts for seed in part["seeds"]] != seeds:
         raise CapoError(f"{path}: its groups of seeds are not those of its list of seeds, {shown(seeds)}")
-    if any(part["iteration"] and not part["started"] for part in parts):
+    if any(part["iteration"] and not part["started"] and not part.get("diverged") for part in parts):
         raise CapoError(f"{path}: a group of seeds has iterations but no state")
     for name in content.get("logs", {}):
         if not is_log(name, seeds):
