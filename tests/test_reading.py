@@ -1,10 +1,15 @@
 """Reading what somebody else wrote: bounded, regular, and in words if it cannot be used."""
 
+import io
 import os
+import subprocess
+import sys
+import zipfile
 
+import numpy as np
 import pytest
 
-from capo import reading
+from capo import MDP, CapoError, reading
 from capo.reading import MAX_DEPTH, Unreadable
 
 
@@ -53,6 +58,36 @@ def test_json_that_is_not_an_object(tmp_path):
     (tmp_path / "x.json").write_text("[1]")
     with pytest.raises(Unreadable, match="not what capo writes"):
         reading.read_json(tmp_path / "x.json")
+
+
+@pytest.mark.parametrize("shape", [(2**40,), (10**5, 10**5), (2**62, 4)])
+def test_an_archive_that_claims_more_than_it_has(tmp_path, shape):
+    path = tmp_path / "bomb.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        header = io.BytesIO()
+        np.lib.format.write_array_header_1_0(header, {"descr": "<f8", "fortran_order": False, "shape": shape})
+        archive.writestr("transition.npy", header.getvalue() + bytes(10**6))
+    with pytest.raises(CapoError, match="damaged"):
+        MDP.load(path)
+
+
+def test_an_archive_that_holds_more_than_fits(tmp_path):
+    """A zip bomb: a MB that becomes a GB, in a process that may not have them."""
+    pytest.importorskip("resource")
+    path = tmp_path / "bomb.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        header = io.BytesIO()
+        shape = (2**27,)  # 1 GiB
+        np.lib.format.write_array_header_1_0(header, {"descr": "<f8", "fortran_order": False, "shape": shape})
+        with archive.open("transition.npy", "w", force_zip64=True) as member:
+            member.write(header.getvalue())
+            for _ in range(2**6):
+                member.write(bytes(2**24))
+    code = "import resource, sys, capo; limit = 5 << 28; resource.setrlimit(resource.RLIMIT_AS, (limit, limit))\n"
+    code += f"try: capo.MDP.load({str(path)!r})\nexcept capo.CapoError as error: print(error); sys.exit(3)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 3, done.stderr
+    assert str(path) in done.stdout
 
 
 def test_free_memory_heeds_the_limit_of_the_process(monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import shutil
@@ -100,6 +101,20 @@ def test_a_folder_of_a_run_that_is_a_link_is_not_written_to(run: Path, tmp_path:
     with pytest.raises(CapoError, match="symbolic link"):
         capo.NCAPO.resume(run)
     assert files(tmp_path / "elsewhere") == before
+
+
+def test_a_picture_that_lies_elsewhere_is_not_embedded(run: Path, tmp_path: Path) -> None:
+    secret = b"GIF89a" + b"secret" * 20
+    (tmp_path / "secret.gif").write_bytes(secret)
+    (run / "own.gif").write_bytes(b"GIF89a" + b"shown!" * 20)
+    (run / "linked.gif").symlink_to(tmp_path / "secret.gif")
+    (run / "text.gif").write_text("secret" * 20)
+    os.mkfifo(run / "pipe.gif")
+    assert main(["report", str(run), "--out", str(tmp_path / "report.html")]) == 0
+    page = (tmp_path / "report.html").read_text()
+    assert base64.b64encode(b"GIF89a" + b"shown!" * 20).decode() in page
+    assert base64.b64encode(b"secret" * 10).decode()[:20] not in page
+    assert base64.b64encode(secret).decode() not in page
 
 
 # --- code -----------------------------------------------------------------------------------------------------
