@@ -56,3 +56,62 @@ def test_a_folder_that_is_missing_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CapoError, match="is a file: give a folder"):
         files.prepare_folder(tmp_path / "file")
+
+
+def test_a_planted_link_is_never_written_through(tmp_path, monkeypatch):
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    names = iter(["first", "second"])
+    monkeypatch.setattr(files.secrets, "token_hex", lambda _: next(names))
+    planted = tmp_path / f".x.{os.getpid()}-first.tmp"
+    planted.symlink_to(victim)
+    with pytest.raises(CapoError, match="cannot write"):
+        files.write_text(tmp_path / "x", "new")  # even if somebody guessed the name
+    assert victim.read_text() == "precious"
+    assert planted.is_symlink(), "what is not ours is not removed either"
+    files.write_text(tmp_path / "x", "new")
+    assert (tmp_path / "x").read_text() == "new"
+
+
+def test_a_target_that_is_a_link_is_replaced_and_not_followed(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / "x").symlink_to(victim)
+    files.write_text(tmp_path / "x", "new")
+    assert victim.read_text() == "precious"
+    assert not (tmp_path / "x").is_symlink()
+
+
+def test_new_names_are_flushed_to_the_disk_with_their_folders(tmp_path, monkeypatch):
+    flushed = []
+    real = os.fsync
+
+    def note(descriptor):
+        flushed.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        real(descriptor)
+
+    if not os.path.exists("/proc/self/fd"):
+        pytest.skip("needs /proc")
+    monkeypatch.setattr(files.os, "fsync", note)
+    files.make_folder(tmp_path / "a" / "b" / "c")
+    assert set(flushed) == {str(tmp_path), str(tmp_path / "a"), str(tmp_path / "a" / "b")}
+    flushed.clear()
+    files.make_folder(tmp_path / "a" / "b" / "c")
+    assert flushed == [], "what was there already is on the disk"
+    files.write_text(tmp_path / "a" / "x", "1")
+    assert flushed[-1] == str(tmp_path / "a")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "link", "device"])
+def test_only_regular_files_are_opened(tmp_path, kind):
+    path = tmp_path / "x"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/zero" if kind == "device" else tmp_path / "other")
+        (tmp_path / "other").write_text("1")
+    for flags in (os.O_RDONLY, os.O_WRONLY):
+        with pytest.raises(OSError, match=r"not a regular file|symbolic link|Is a directory"):
+            files.open_regular(path, flags)

@@ -28,8 +28,10 @@ FLOORS: tuple[Mapping[str, tuple[str, ...]], ...] = (
             "capo.errors",
             "capo.files",
             "capo.gif",
+            "capo.modules",
             "capo.progress",
             "capo.provenance",
+            "capo.reading",
         )
     },
     {"update": ("capo.update",)},

@@ -13,13 +13,17 @@ import numpy.typing as npt
 
 from capo.errors import CapoError
 
+MAX_SEEDS = 10_000  # of one agent
+MAX_TABULAR_SEEDS = 10_000_000  # of one call of solve_many
 
-def whole(name: str, value: Any, least: int = 1) -> int:
-    """An integer of at least ``least``; 3.0 and numpy's integers count."""
+
+def whole(name: str, value: Any, least: int = 1, most: int | None = None) -> int:
+    """An integer of at least ``least`` and at most ``most``; 3.0 and numpy's integers count."""
     number = _as_float(value)
-    if number is None or not math.isfinite(number) or number != int(number) or number < least:
+    wrong = number is None or not math.isfinite(number) or number != int(number) or number < least
+    if wrong or (most is not None and int(value) > most):
         kind = "a positive integer" if least == 1 else f"an integer of at least {least}"
-        raise CapoError(f"{name}={_show(value)} must be {kind}")
+        raise CapoError(f"{name}={_show(value)} must be {kind}" + (f" of at most {most:,}" if most else ""))
     return int(value)
 
 
@@ -46,7 +50,7 @@ def seeds(given: Any) -> npt.NDArray[np.int64]:
         if not which:
             raise CapoError(f"seeds={given!r} must have at least one seed")
         return np.array(which, np.int64)
-    return np.arange(whole("seeds", given))
+    return np.arange(whole("seeds", given, most=MAX_TABULAR_SEEDS))
 
 
 def as_path(call: str, given: Any) -> Path:
@@ -79,9 +83,11 @@ def seeds_from(first: Any, given: Any) -> list[int]:
         chosen = [check_seed(one) for one in given]
         if not chosen or len(set(chosen)) != len(chosen):
             raise CapoError(f"seeds={given!r} must have at least one seed, and no two may be equal")
+        if len(chosen) > MAX_SEEDS:
+            raise CapoError(f"{len(chosen):,} seeds were given; at most {MAX_SEEDS:,} are trained at once")
         return chosen
     start = check_seed(first)
-    return [check_seed(one) for one in range(start, start + whole("seeds", given))]
+    return [check_seed(one) for one in range(start, start + whole("seeds", given, most=MAX_SEEDS))]
 
 
 def _as_float(value: Any) -> float | None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from capo import __version__
 from capo.commands import bench, evaluate, report, reproduce, resume, solve, train, verify, watch
 from capo.errors import CapoError
+from capo.modules import without_current_folder
 
 _EXAMPLES = """\
 examples:
@@ -39,6 +40,18 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _module_path(run: object) -> contextlib.AbstractContextManager[None]:
+    """Where a command finds modules: ``capo train module:id``, which the user types, also in the current folder.
+
+    Commands that open the files of a run, which may be a stranger's, never look there.
+    """
+    if run in (evaluate.run, report.run, resume.run, watch.run):
+        return without_current_folder()
+    if "" not in sys.path and os.curdir not in sys.path:
+        sys.path.append(os.curdir)
+    return contextlib.nullcontext()
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; a user's mistake is one line on standard error and exit status 2."""
     parser = build_parser()
@@ -48,10 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         each = " ".join(f"--set {text}" for text in settings)
         hint = f" (each setting needs its own --set: {each})" if settings else ""
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
-    if "" not in sys.path and os.curdir not in sys.path:
-        sys.path.append(os.curdir)  # find modules beside the user, as a script does: environments called module:id
     try:
-        return int(options.run(options))
+        with _module_path(options.run):
+            return int(options.run(options))
     except CapoError as error:
         message = str(error)
     except MemoryError as error:
@@ -66,6 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `capo ... | head`: nobody reads any more
         sys.stderr.close()
         return 141
+    except OSError as error:  # what nobody below has turned into a sentence
+        message = f"{error.filename}: {error.strerror}" if error.filename else str(error)
     print(f"capo: error: {message}", file=sys.stderr)
     return 2
 

@@ -10,6 +10,8 @@ import errno
 import io
 import json
 import os
+import secrets
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,13 +38,53 @@ def disk_errors(path: str | Path) -> Iterator[None]:
         raise DiskError(f"cannot write {path} ({error.strerror or error})") from error
 
 
+def open_regular(path: str | Path, flags: int, *, follow: bool = False, mode: int = 0o666) -> int:
+    """A descriptor of a regular file: a link, a pipe or a device is refused, and nothing waits.
+
+    Args:
+        path: the file.
+        flags: of ``os.open``.
+        follow: whether ``path`` itself may be a symbolic link, as a name that the user gave may be.
+        mode: of a new file, before the umask.
+
+    Raises:
+        OSError: if it cannot be opened, or is something else than a regular file.
+    """
+    flags |= getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+    try:
+        descriptor = os.open(path, flags | (0 if follow else getattr(os, "O_NOFOLLOW", 0)), mode)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EMLINK) and os.path.islink(path):
+            raise OSError(error.errno, "it is a symbolic link; put a file in its place", str(path)) from None
+        if error.errno == errno.ENXIO:  # a pipe that nobody reads, or a socket
+            raise OSError(error.errno, "it is not a regular file", str(path)) from None
+        raise
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def make_folder(path: str | Path) -> Path:
+    """Create a folder and those above it, so that they survive a power cut; returns the path."""
+    folder = Path(path)
+    missing = [one for one in (folder, *folder.absolute().parents) if not one.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for one in missing:
+        sync_folder(one.absolute().parent)
+    return folder
+
+
 def prepare_folder(path: str | Path) -> Path:
     """Create a folder for output and check that it can be written to, before any long work starts."""
     folder = Path(path)
     if folder.exists() and not folder.is_dir():
         raise CapoError(f"{folder} is a file: give a folder for the output")
     with disk_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         with tempfile.TemporaryFile(dir=folder):
             pass
     return folder
@@ -81,9 +123,9 @@ def atomic_file(path: str | Path) -> Iterator[IO[bytes]]:
     """
     target = Path(path)
     with disk_errors(target):
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0)
-        descriptor = os.open(temporary, flags, 0o666)
+        # A name that nobody can guess, and O_EXCL: a file or link that somebody put there is never written to.
+        temporary = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+        descriptor = open_regular(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         try:
             try:
                 yield cast(IO[bytes], _Writer(descriptor))
@@ -94,11 +136,11 @@ def atomic_file(path: str | Path) -> Iterator[IO[bytes]]:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-        _sync_folder(target.parent)
+        sync_folder(target.parent)
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make a rename in ``folder`` survive a power cut; does nothing where folders cannot be opened."""
+def sync_folder(folder: Path) -> None:
+    """Make new names in ``folder`` survive a power cut; does nothing where folders cannot be opened."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError:

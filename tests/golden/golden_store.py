@@ -151,6 +151,48 @@ def write(path: Path, cases: Mapping[str, Case]) -> None:
     path.write_text(f'{{\n "environment": {json.dumps(environment())},\n "cases": {{\n{text}\n }}\n}}\n')
 
 
+# --- the semantics number -------------------------------------------------------------------------------------
+
+# What a resumed run depends on. How a preset's values change from version to version does not concern it: a run
+# records its own.
+NUMBERED = ("neural", "games")
+SEMANTICS_FILE = FOLDER / "semantics.json"
+
+
+def digests() -> dict[str, str]:
+    """A digest of every recorded case that a training depends on, by group and name."""
+    found = {}
+    for group in NUMBERED:
+        for name, case in read(group)["cases"].items():
+            if not name.startswith("settings of"):
+                found[f"{group}: {name}"] = _hash(json.dumps(case, sort_keys=True).encode())
+    return found
+
+
+def moved(kept: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """The cases whose recorded results changed; a new case is no change."""
+    return [name for name in kept if name in now and kept[name] != now[name]]
+
+
+def record_semantics(number: int) -> None:
+    """Keep the digests under the semantics number.
+
+    Raises:
+        SystemExit: if results moved but the number did not.
+    """
+    now = digests()
+    if SEMANTICS_FILE.exists():
+        kept = json.loads(SEMANTICS_FILE.read_text())
+        changed = moved(kept["digests"], now)
+        if changed and kept["semantics"] == number:
+            raise SystemExit(
+                f"{len(changed)} results moved ({changed[0]}, ...), so runs of before would end differently: "
+                "raise SEMANTICS in src/capo/runs/semantics.py, say there what changed, and run this again with "
+                "--digests"
+            )
+    SEMANTICS_FILE.write_text(json.dumps({"semantics": number, "digests": now}, indent=1) + "\n")
+
+
 # --- one case -------------------------------------------------------------------------------------------------
 
 

@@ -162,7 +162,7 @@ def test_watching_an_environment_that_fails(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     agent = capo.NCAPO("Fragile-v0", **TINY_640)
-    monkeypatch.setattr("capo.neural.algorithms.registry.load", lambda _: agent)
+    monkeypatch.setattr("capo.neural.algorithms.registry.load", lambda _, **__: agent)
     registered |= fault
     assert main(["watch", "saved", "--out", str(tmp_path / "play.gif")]) == 2
     assert message in capsys.readouterr().err

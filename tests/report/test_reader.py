@@ -35,8 +35,8 @@ def test_a_whole_run_is_the_same_both_ways(tmp_path: Path) -> None:
     ("field", "value", "rule"),
     [
         ("seeds", ["x"], "seeds must be a list of integers, not ['x']"),
-        ("frames", True, "frames must be an integer, not True"),
-        ("config", None, "config must be an object, not None"),
+        ("frames", True, "frames must be a positive integer, not True"),
+        ("config", None, "config must be an object of numbers, texts, true, false and null, not None"),
     ],
 )
 def test_a_field_that_breaks_its_rule_is_an_error_or_left_out(

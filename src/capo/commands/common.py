@@ -40,6 +40,12 @@ def add_command(
     return parser
 
 
+def add_allow_import(option: Callable[..., Any]) -> None:
+    """The option for environments that a file names as ``module:id``."""
+    text = "import the module of an environment that the file calls module:id; this runs the module's code"
+    option("--allow-import", action="store_true", help=text)
+
+
 def positive_integer(text: str) -> int:
     """``1000000``, ``1_000_000`` or ``1e6``."""
     try:

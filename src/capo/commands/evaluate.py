@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from capo.commands.common import Subparsers, add_command, positive_integer
+from capo.commands.common import Subparsers, add_allow_import, add_command, positive_integer
 
 EXAMPLES = """examples:
   capo evaluate runs/minatar-breakout-ncapo-1
@@ -30,13 +30,14 @@ def add_parser(subparsers: Subparsers) -> None:
     option("--episodes", type=positive_integer, default=100, metavar="N", help="episodes per seed (default: 100)")
     option("--deterministic", action="store_true", help="take the most likely action instead of sampling")
     option("--seed", type=int, default=0, help="seed of the evaluation (default: 0)")
+    add_allow_import(option)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate and print; replace evaluation.json in a run's folder."""
     from capo.neural.algorithms.registry import load
 
-    agent = load(arguments.agent)
+    agent = load(arguments.agent, trust=arguments.allow_import)
     evaluation = agent.evaluate(arguments.episodes, deterministic=arguments.deterministic, seed=arguments.seed)
     print(f"{agent.algorithm} on {agent.env.name} after {evaluation.frames:,} frames: {evaluation}")
     if len(agent.seeds) > 1:

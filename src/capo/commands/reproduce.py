@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import importlib
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -112,10 +113,25 @@ def reproduce(options: argparse.Namespace) -> int:
     if not options.draw_only:
         _compute(experiment, out, options.quick, own)
     prepare_folder(out)
-    print(experiment.report(source))
-    drawn = experiment.draw(source, out)
+    with _data_errors(source) if options.draw_only else contextlib.nullcontext():
+        print(experiment.report(source))
+        drawn = experiment.draw(source, out)
     print("\nfigures: " + ", ".join(map(str, drawn)))
     return 0
+
+
+@contextlib.contextmanager
+def _data_errors(folder: Path) -> Iterator[None]:
+    """Data that were not computed just now may be anything: what trips over them is one line."""
+    try:
+        yield
+    except CapoError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise CapoError(
+            f"{folder}: its data cannot be drawn: they were changed, or written by another version of capo "
+            f"({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})"
+        ) from error
 
 
 def _compute(experiment: Experiment, out: Path, quick: bool, options: dict[str, Any]) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from capo.commands.common import Subparsers, add_command, finish, positive_integer
+from capo.commands.common import Subparsers, add_allow_import, add_command, finish, positive_integer
 from capo.errors import CapoError
 from capo.provenance import provenance
 
@@ -19,6 +20,7 @@ EXAMPLES = """examples:
   capo resume runs/minatar-breakout-ncapo-1
   capo resume runs/breakout --use-previous      if the newest checkpoint is damaged
   capo resume runs/breakout --frames 3e6        train longer than planned, even after the end
+  capo resume runs/old --anyway                 a run of a version whose results differ
 
 On jitted environments (MinAtar) the result is bit for bit that of a run that was never stopped. The state of a
 Gymnasium environment cannot be saved: unfinished episodes are lost, and new ones are started.
@@ -39,6 +41,9 @@ def add_parser(subparsers: Subparsers) -> None:
     option("--use-previous", action="store_true", help=older)
     longer = "train to N frames in total, with the schedules spread over them (default: the run's own number)"
     option("--frames", type=positive_integer, metavar="N", help=longer)
+    different = "continue a run of a version of capo whose results differ from this one's"
+    option("--anyway", action="store_true", help=different)
+    add_allow_import(option)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -48,7 +53,18 @@ def run(arguments: argparse.Namespace) -> int:
 
     config = read_config(arguments.run_folder)
     kind = find(str(config["algorithm"])).agent
-    agent = kind.resume(arguments.run_folder, use_previous=arguments.use_previous)
+    agent = kind.resume(
+        arguments.run_folder,
+        use_previous=arguments.use_previous,
+        trust=arguments.allow_import,
+        anyway=arguments.anyway,
+    )
+    with closing(agent):
+        return _continue(agent, arguments, config)
+
+
+def _continue(agent: Agent, arguments: argparse.Namespace, config: Mapping[str, Any]) -> int:
+    """Train the rest of a run that is resumed."""
     left, total = agent.frames_left, agent.frames + agent.frames_left
     wanted = total if arguments.frames is None else agent.whole_iterations(arguments.frames)
     if wanted != total:

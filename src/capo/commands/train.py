@@ -89,6 +89,8 @@ def run(arguments: argparse.Namespace) -> int:
         eval_episodes=arguments.eval_episodes or 100,
         **settings,
     )
+    if arguments.eval_episodes:
+        agent.check_episodes(arguments.eval_episodes)  # now, not after the training
     agent.extra["eval_episodes"] = arguments.eval_episodes  # so that a resumed run ends in the same way
     print(f"capo: training {arguments.algo} on {arguments.env} in {agent.out}", file=sys.stderr, flush=True)
     return finish(agent, arguments.frames or (FRAMES if is_jitted(agent.env) else FRAMES_HOST))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from capo.commands.common import Subparsers, add_command, positive_integer
+from capo.commands.common import Subparsers, add_allow_import, add_command, positive_integer
 
 EXAMPLES = """examples:
   capo watch runs/minatar-breakout-ncapo-1 --out play.gif
@@ -33,6 +33,7 @@ def add_parser(subparsers: Subparsers) -> None:
     option("--deterministic", action="store_true", help="take the most likely action instead of sampling")
     option("--train-seed", type=int, metavar="S", help="training seed whose policy plays (default: the first)")
     option("--seed", type=int, default=0, help="seed of the environment (default: 0)")
+    add_allow_import(option)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -41,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     from capo.neural.algorithms.registry import load
 
     film.check_target(arguments.out, arguments.per_second)
-    agent = load(arguments.agent)
+    agent = load(arguments.agent, trust=arguments.allow_import)
     if arguments.train_seed is not None:
         agent.use_seed(arguments.train_seed)
     shown = film.record(

@@ -9,14 +9,14 @@ import difflib
 from typing import Any
 
 from capo.envs.gymnasium import GymEnv, is_gymnasium_object
-from capo.envs.ids import is_gymnasium_id, registry
+from capo.envs.ids import is_gymnasium_id, prepare_named_in_file, registry
 from capo.envs.minatar.games import NAMES, MinAtar
 from capo.envs.probes import PROBES
 from capo.envs.protocol import Env, EnvSpec, HostEnv, JittedEnv, is_jitted
 from capo.envs.validation import check_jitted
 from capo.errors import CapoError
 
-__all__ = ["Env", "EnvSpec", "GymEnv", "HostEnv", "JittedEnv", "is_jitted", "make"]
+__all__ = ["Env", "EnvSpec", "GymEnv", "HostEnv", "JittedEnv", "is_jitted", "make", "prepare_named_in_file"]
 
 
 def make(env: Any) -> Env:

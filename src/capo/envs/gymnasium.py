@@ -16,6 +16,7 @@ from capo.envs.spaces import discrete_actions, observation_encoding
 from capo.envs.stepping import SeparateCopies, UserVector
 from capo.errors import CapoError
 
+MAX_COPIES = 10_000  # of one environment
 _VECTOR_ARGUMENTS = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers")  # only make_vec takes them
 
 
@@ -106,6 +107,8 @@ class GymEnv:
         return WatchableEnv(self._make_one(), True, False)
 
     def _copies(self, n: int) -> SeparateCopies:
+        if n > MAX_COPIES:
+            raise CapoError(f"{n:,} copies of {self.name!r} were asked for; the host steps at most {MAX_COPIES:,}")
         return SeparateCopies([self._make_one() for _ in range(n)], self.encode, self.first_action)
 
     def _make_one(self, **more: Any) -> Any:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 import json
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 from capo.envs.failures import describe_error
 from capo.errors import CapoError
+from capo.modules import without_current_folder
 
 
 def registry() -> Mapping[str, Any]:
@@ -41,6 +43,38 @@ def is_gymnasium_id(name: str) -> bool:
         except Exception as error:  # also what the module itself raises
             raise CapoError(f"{module}:{name}: importing {module} raised {describe_error(error)}") from error
     return name in known
+
+
+def prepare_named_in_file(name: str, trust: bool) -> None:
+    """What an environment's name needs before it is used, if it comes from a file and not from the user.
+
+    A registered id needs nothing. A name that would import a module runs that module's code: the user has to say
+    that he trusts the file, and even then the current folder, where a stranger's files may lie, is not searched.
+
+    Raises:
+        CapoError: without consent, or if the module cannot be imported.
+    """
+    plain, *arguments = name.split(",")
+    module, _, _ = plain.rpartition(":")
+    odd = next((one for one in arguments if any(sign in one for sign in ":/\\")), "")
+    if (not module or module in sys.modules) and not odd:  # what is imported already runs no code again
+        return
+    what = f"imports the module {module!r}" if module else f"has the argument {odd!r}"
+    if not trust:
+        raise CapoError(
+            f"the environment {name!r} is named in the file and {what}, which may run any code: if you trust "
+            "where the file comes from, allow it with --allow-import (in Python: trust=True)"
+        )
+    if module:
+        with without_current_folder():
+            try:
+                importlib.import_module(module)
+            except Exception as error:  # also what the module itself raises
+                raise CapoError(
+                    f"{name}: importing {module} raised {describe_error(error)}; for a name from a file the "
+                    "current folder is not searched: install the module, or put its folder on PYTHONPATH as an "
+                    "absolute path"
+                ) from error
 
 
 def split_id(name: str) -> tuple[str, dict[str, Any]]:

@@ -11,6 +11,8 @@ import numpy as np
 from capo.arrays import NDArray
 from capo.errors import CapoError
 
+MAX_ONE_HOT = 100_000  # different observations of a Discrete space
+
 
 class Encoding(NamedTuple):
     """How the observations of a space are encoded."""
@@ -37,8 +39,13 @@ def observation_encoding(name: str, space: Any) -> Encoding:
     raw_shape = tuple(space.shape or ())
     if isinstance(space, spaces.Discrete):
         size, start = int(space.n), int(space.start)
-        identity = np.eye(size, dtype=np.bool_)
-        return Encoding((size,), identity.dtype, 255, raw_shape, partial(_one_hot, name, identity, start))
+        if size > MAX_ONE_HOT:
+            raise CapoError(
+                f"{name!r} has {size:,} different observations, which would become vectors of that length; at "
+                f"most {MAX_ONE_HOT:,} are supported: wrap the environment so that it describes a state by fewer "
+                "numbers"
+            )
+        return Encoding((size,), np.dtype(np.bool_), 255, raw_shape, partial(_one_hot, name, size, start))
     if isinstance(space, spaces.MultiBinary):
         return Encoding(raw_shape, np.dtype(np.bool_), 255, raw_shape, lambda obs: obs.astype(np.bool_))
     if isinstance(space, spaces.Box):
@@ -69,13 +76,14 @@ def discrete_actions(name: str, space: Any) -> tuple[int, int]:
     return int(space.n), int(space.start)
 
 
-def _one_hot(name: str, identity: NDArray, start: int, obs: NDArray) -> NDArray:
+def _one_hot(name: str, size: int, start: int, obs: NDArray) -> NDArray:
     with np.errstate(invalid="ignore"):  # nan becomes some integer, and differs from it
         index = obs.astype(np.int64) - start
-    wrong = (index < 0) | (index >= len(identity)) | (obs != index + start)
+    wrong = (index < 0) | (index >= size) | (obs != index + start)
     if wrong.any():
         raise CapoError(
-            f"observation {obs[wrong][0]!s} of {name!r} must be an integer from {start} to "
-            f"{start + len(identity) - 1}"
+            f"observation {obs[wrong][0]!s} of {name!r} must be an integer from {start} to {start + size - 1}"
         )
-    return identity[index]
+    encoded = np.zeros((*index.shape, size), np.bool_)
+    np.put_along_axis(encoded, index[..., None], True, axis=-1)
+    return encoded

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -23,9 +22,11 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from capo import reading
 from capo.errors import CapoError
 from capo.files import write_json, write_text
 from capo.provenance import provenance
+from capo.reading import Unreadable, parse_json
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -86,8 +87,11 @@ def _cell(value: Any) -> str:
 
 def read_csv(path: Path) -> list[Row]:
     """Rows of a file that :func:`write_csv` wrote: numbers as float, empty cells as NaN, other text as it is."""
-    with _open(path) as file:
-        return [{key: _value(cell) for key, cell in row.items()} for row in csv.DictReader(file)]
+    try:
+        rows = csv.DictReader(io.StringIO(_read(path).decode(), newline=""), strict=True)
+        return [{key: _value(cell) for key, cell in row.items() if key is not None} for row in rows]
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise CapoError(f"{path} is damaged: {error}") from None
 
 
 def _value(cell: str | None) -> Any:
@@ -101,20 +105,18 @@ def _value(cell: str | None) -> Any:
 
 def read_json(path: Path) -> Any:
     """The content of a JSON file; a CapoError if it cannot be read."""
-    with _open(path) as file:
-        try:
-            return json.load(file)
-        except ValueError as error:
-            raise CapoError(f"{path} is damaged: {error}") from error
+    try:
+        return parse_json(_read(path))
+    except Unreadable as error:
+        raise CapoError(f"{path} is damaged: {error}") from None
 
 
 def content_of(path: Path) -> Row:
     """A JSON file's dictionary; an empty one if the file is missing or unreadable."""
     try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        return reading.read_json(path)
+    except Unreadable:
         return {}
-    return content if isinstance(content, dict) else {}
 
 
 def experiment_of(content: Mapping[str, Any]) -> str:
@@ -129,13 +131,11 @@ def experiment_of(content: Mapping[str, Any]) -> str:
     return found
 
 
-def _open(path: Path) -> io.TextIOWrapper:
+def _read(path: Path) -> bytes:
     try:
-        return path.open(newline="")
-    except OSError as error:
-        raise CapoError(
-            f"cannot read {path}: {error.strerror}; run the experiment without --draw-only first"
-        ) from error
+        return reading.read_bytes(path, reading.JSON_LIMIT)
+    except Unreadable as error:
+        raise CapoError(f"{path}: {error}; run the experiment without --draw-only first") from None
 
 
 def read_groups(path: Path, *keys: str) -> Groups:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -25,11 +25,12 @@ from capo.neural.player import EVALUATE_STREAM, Player, stream_key
 from capo.neural.seeds import Seeds
 from capo.neural.setup import Setup
 from capo.neural.trainer import Evaluations, Plan, Trainer
+from capo.neural.versions import check_version, version_difference
 from capo.progress import show_progress
 from capo.provenance import provenance, versions
-from capo.runs import checkpoint
+from capo.runs import checkpoint, schema
 from capo.runs.checkpoint import Checkpoint, Interval
-from capo.runs.reader import read_config
+from capo.runs.layout import CONFIG
 from capo.runs.writer import RunWriter, check_new
 
 LOG_EVERY = 10_000  # frames per seed between two log points, if the run is long enough
@@ -116,6 +117,8 @@ class Agent(Player):
         self._plan: Plan | None = None  # of the last learn()
         self._learner: Learner | None = None
         self._run_exists = False
+        self._run: RunWriter | None = None  # held from resume() to the end of learn()
+        self._log_sizes: dict[str, int] | None = None  # as the last learn() left them
 
     def __repr__(self) -> str:
         seeds = f"seed {self.seeds[0]}" if len(self.seeds) == 1 else f"{len(self.seeds)} seeds"
@@ -188,11 +191,13 @@ class Agent(Player):
             raise CapoError(f"callback={callback!r} must be a function of the agent and the new rows")
         plan = self._make_plan(frames, None if horizon is None else whole("horizon", horizon))
         learner = self._learner_for(plan.settings)
+        if self._setup.eval_every is not None:
+            learner.check_evaluation(self._setup.eval_episodes)
         with ExitStack() as stack:
             run: RunWriter | None = None
             if self._run_exists and self.out is not None:
-                run = RunWriter.open(self.out)
-                stack.callback(run.close)
+                run = self._run = self._own_run(self.out)
+                stack.callback(self._release, run)
             elif self.out is not None:
                 check_new(self.out)  # again: another run may have taken it since
             shown = show_progress(progress_bar, final=True)
@@ -210,7 +215,7 @@ class Agent(Player):
                 config = self._run_config(plan)
                 if run is None:
                     run = RunWriter.create(self.out, config)
-                    stack.callback(run.close)
+                    stack.callback(self._release, run)
                 with run.withdrawn_on_error():
                     run.update_config(config)
                     content = partial(self._content, plan)
@@ -219,6 +224,33 @@ class Agent(Player):
             self._plan, self.config = plan, plan.settings
             trainer.train(None if callback is None else partial(callback, self))
         return self
+
+    def _own_run(self, path: Path) -> RunWriter:
+        """The run's folder, open for this agent alone: as :meth:`resume` took it, or opened again.
+
+        Raises:
+            CapoError: if another process owns it, or has trained in it since this agent did.
+        """
+        if self._run is not None:
+            return self._run
+        run = RunWriter.open(path)
+        try:
+            if self._log_sizes is not None and run.log_sizes() != self._log_sizes:
+                raise CapoError(
+                    f"{path}: the run was continued or changed by somebody else since this agent trained there; "
+                    f"continue from there with {type(self).__name__}.resume({str(path)!r})"
+                )
+        except BaseException:
+            run.close()
+            raise
+        return run
+
+    def _release(self, run: RunWriter) -> None:
+        """Let others have the run's folder."""
+        with suppress(CapoError):  # of a folder that is gone
+            self._log_sizes = run.log_sizes()
+        run.close()
+        self._run = None
 
     def _make_plan(self, frames: int, horizon: int | None) -> Plan:
         """What ``learn(frames, horizon=horizon)`` would do."""
@@ -246,7 +278,7 @@ class Agent(Player):
     def _learner_for(self, settings: CommonSettings) -> Learner:
         """The learner with these settings: the one there is, or a new one, since they are compiled in."""
         if self._learner is None or self._learner.config != settings:
-            self.close()
+            self._close_environments()
             n_seeds = len(self._states.groups[0].seeds)
             self._learner = make_learner(
                 self._algorithm(settings, self.env), self.env, n_seeds, self._setup.eval_env
@@ -267,7 +299,15 @@ class Agent(Player):
         return Evaluations(setup.eval_every, partial(self._returns, learner, key, setup.eval_episodes, False))
 
     def close(self) -> None:
-        """Close the training environments; the next :meth:`learn` opens new ones, with new episodes."""
+        """Close the training environments and let others have the run's folder.
+
+        The next :meth:`learn` opens new ones, with new episodes.
+        """
+        if self._run is not None:
+            self._release(self._run)
+        self._close_environments()
+
+    def _close_environments(self) -> None:
         if self._learner is not None:
             self._learner.close()
 
@@ -318,7 +358,13 @@ class Agent(Player):
 
     @classmethod
     def load(
-        cls, path: str | Path, env: Any = None, out: str | Path | None = None, *, eval_env: Any = None
+        cls,
+        path: str | Path,
+        env: Any = None,
+        out: str | Path | None = None,
+        *,
+        eval_env: Any = None,
+        trust: bool = False,
     ) -> Self:
         """An agent from :meth:`save`, or from the newest checkpoint of a run's folder.
 
@@ -330,8 +376,10 @@ class Agent(Player):
             env: the environment, needed only if the agent was not made from an environment's name.
             out: a new folder for the files of what is learned from now on.
             eval_env: as for a new agent, if it was not given as a name.
+            trust: whether an environment named ``module:id`` in the file may import that module, which runs its
+                code; never from the current folder.
         """
-        agent = cls.from_checkpoint(checkpoint.find(path), env, eval_env)
+        agent = cls.from_checkpoint(checkpoint.find(path), env, eval_env, trust)
         if out is not None:
             agent.out = as_path("out", out)
             check_new(agent.out)
@@ -339,55 +387,91 @@ class Agent(Player):
 
     @classmethod
     def resume(
-        cls, path: str | Path, env: Any = None, use_previous: bool = False, *, eval_env: Any = None
+        cls,
+        path: str | Path,
+        env: Any = None,
+        use_previous: bool = False,
+        *,
+        eval_env: Any = None,
+        trust: bool = False,
+        anyway: bool = False,
     ) -> Self:
         """The agent of a run's folder, to continue there with ``agent.learn(agent.frames_left)``.
 
-        The logs are cut back to the checkpoint, so the rows after it are written again.
+        The logs are cut back to the checkpoint, so the rows after it are written again. From now on the folder
+        belongs to this agent, until its :meth:`learn` has ended or it is closed.
 
         Args:
             path: the run's folder.
             env: as in :meth:`load`.
             use_previous: if the newest checkpoint is damaged, go back to the one before it.
             eval_env: as in :meth:`load`.
+            trust: as in :meth:`load`.
+            anyway: continue although the run was made by a version of capo whose results differ.
         """
         path = as_path("resume", path)
-        config = read_config(path)
         run = RunWriter.open(path)
         try:
-            saved = run.store.load(use_previous)
-            if saved is None:
-                run.check_never_started()
-                agent = cls._from_config(config, env, eval_env)
-            else:
-                agent = cls.from_checkpoint(saved, env, eval_env)
-                _check_same_settings(path, cls._algorithm.Config.from_dict(config["config"]), agent.config)
-                run.store.set_aside_after(saved.path)
-            short = run.cut_logs({} if saved is None else saved.content["logs"])
-        finally:
+            agent, short = cls._resumed(run, env, eval_env, use_previous, trust, anyway)
+        except BaseException:
             run.close()
+            raise
         if short:
             text = f"{path}: rows are missing from {', '.join(sorted(short))}: it was changed"
             warnings.warn(text, CapoWarning, stacklevel=2)
-        agent.out, agent._run_exists = path, True
-        agent.checkpoint_every, agent.keep = Interval.parse(config["checkpoint_every"]), int(config["keep"])
-        agent.extra = dict(config["extra"])
+        agent._run = run
         return agent
 
     @classmethod
-    def _from_config(cls, config: Mapping[str, Any], env: Any, eval_env: Any) -> Self:
+    def _resumed(
+        cls, run: RunWriter, env: Any, eval_env: Any, use_previous: bool, trust: bool, anyway: bool
+    ) -> tuple[Self, list[str]]:
+        """The agent of a run that is open, and the logs that are shorter than they should be."""
+        path, config = run.path, run.config
+        every = Interval.parse(config["checkpoint_every"])
+        saved = run.store.load(use_previous)
+        if saved is None:
+            run.check_never_started()
+            check_version(path / CONFIG, config, cls._algorithm.Config, anyway)
+            agent = cls._from_config(config, env, eval_env, trust)
+        else:
+            schema.check_checkpoint(saved.path, saved.content)
+            schema.check_same_run(saved.path, config, saved.content)
+            check_version(saved.path, saved.content, cls._algorithm.Config, anyway)
+            with warnings.catch_warnings():
+                warnings.simplefilter(
+                    "ignore", CapoWarning
+                )  # that the version is another one, which was just said
+                agent = cls.from_checkpoint(saved, env, eval_env, trust)
+            _check_same_settings(path, cls._algorithm.Config.from_dict(config["config"]), agent.config)
+            run.store.set_aside_after(saved.path)
+        short = run.cut_logs({} if saved is None else saved.content.get("logs", {}))
+        agent.out, agent._run_exists = path, True
+        agent.checkpoint_every, agent.keep = every, int(config["keep"])
+        agent.extra = dict(config["extra"])
+        return agent, short
+
+    @classmethod
+    def _from_config(cls, config: Mapping[str, Any], env: Any, eval_env: Any, trust: bool) -> Self:
         """A run that was killed before its first checkpoint: as it was when it started."""
-        agent = cls._untrained(config, env, eval_env)
+        agent = cls._untrained(config, env, eval_env, trust)
         per_iteration = agent.config.frames_per_iteration
         target, log_every = (int(config[key]) // per_iteration for key in ("frames", "log_every"))
         agent._plan = Plan(agent.config, target, log_every)
         return agent
 
     @classmethod
-    def from_checkpoint(cls, saved: Checkpoint, env: Any = None, eval_env: Any = None) -> Self:
+    def from_checkpoint(
+        cls, saved: Checkpoint, env: Any = None, eval_env: Any = None, trust: bool = False
+    ) -> Self:
         """An agent from a checkpoint in memory; see :meth:`load` for the arguments."""
-        agent = cls._untrained(saved.content, env, eval_env)
+        schema.check_checkpoint(saved.path, saved.content)
+        if different := version_difference(saved.path, saved.content, cls._algorithm.Config):
+            warnings.warn(different, CapoWarning, stacklevel=3)
+        agent = cls._untrained(saved.content, env, eval_env, trust)
         training = saved.content["training"]
+        if training["frames_per_iteration"] != agent.config.frames_per_iteration:
+            raise CapoError(f"{saved.path}: its frames per iteration are not those of its settings")
         agent._predictions = saved.content["predictions"]
         agent._states.elapsed = training["elapsed_seconds"]
         if training["target"]:
@@ -396,10 +480,10 @@ class Agent(Player):
         return agent
 
     @classmethod
-    def _untrained(cls, content: Mapping[str, Any], env: Any, eval_env: Any) -> Self:
+    def _untrained(cls, content: Mapping[str, Any], env: Any, eval_env: Any, trust: bool) -> Self:
         """An agent with the stored setup and settings, and no state yet."""
         agent = cls.__new__(cls)
-        agent._setup = Setup.from_dict(cls._algorithm, content, env, eval_env)
+        agent._setup = Setup.from_dict(cls._algorithm, content, env, eval_env, trust)
         agent._begin()
         agent.config = cls._algorithm.Config.from_dict(content["config"])
         return agent

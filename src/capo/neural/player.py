@@ -22,6 +22,7 @@ from capo.neural.evaluation import Evaluation
 from capo.neural.learners import Learner
 from capo.neural.learners.protocol import as_batch
 from capo.neural.seeds import SeedGroup, Seeds
+from capo.runs.schema import MAX_EPISODES
 
 PREDICT_STREAM, EVALUATE_STREAM = 2**31 - 2, 2**31 - 1  # folded into keys; training folds in its iterations
 
@@ -108,6 +109,16 @@ class Player(ABC):
         keys = jax.vmap(partial(jax.random.fold_in, key))(np.asarray(group.seeds))
         return learner.evaluate(group.start(learner).params, keys, episodes, deterministic)
 
+    def check_episodes(self, episodes: int) -> int:
+        """The episodes of an evaluation, refused if they are too many.
+
+        Raises:
+            CapoError: names the bound.
+        """
+        episodes = whole("episodes", episodes, most=MAX_EPISODES)
+        self.learner.check_evaluation(episodes)
+        return episodes
+
     def evaluate(self, episodes: int = 100, *, deterministic: bool = False, seed: int = 0) -> Evaluation:
         """Play whole episodes with the policy of every seed, without exploration.
 
@@ -122,7 +133,7 @@ class Player(ABC):
         Returns:
             The returns of all episodes (seeds, episodes), with their mean and its standard error.
         """
-        episodes = whole("episodes", episodes)
+        episodes = self.check_episodes(episodes)
         check_seed(seed)
         learner = self.learner
         groups = [self._states.playable(group.seeds[0], learner)[0] for group in self._states.begun()]

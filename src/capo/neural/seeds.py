@@ -127,11 +127,27 @@ class Seeds:
         ]
 
     def restore(self, saved: Checkpoint, learner: Learner) -> None:
-        """Take over what :meth:`tree` and :meth:`content` gave to a checkpoint."""
-        for index, (group, stored) in enumerate(zip(self.groups, saved.content["training"]["parts"], strict=True)):
-            group.iteration = stored["iteration"]
-            if stored["started"]:
+        """Take over what :meth:`tree` and :meth:`content` gave to a checkpoint.
+
+        Raises:
+            CapoError: if its arrays are not those of these seeds, or of another iteration than it says.
+        """
+        parts = saved.content["training"]["parts"]
+        if [part["seeds"] for part in parts] != [group.seeds for group in self.groups]:
+            raise CapoError(f"{saved.path}: its seeds are not grouped as this environment needs them")
+        begun = {str(index) for index, part in enumerate(parts) if part["started"]}
+        if {name.partition("/")[0] for name in saved.arrays} != begun:
+            raise CapoError(f"{saved.path}: its arrays are not those of the seeds that it says were trained")
+        for index, (group, part) in enumerate(zip(self.groups, parts, strict=True)):
+            group.iteration = part["iteration"]
+            if part["started"]:
                 group.state = saved.restore(learner.shapes(group.seeds), prefix=f"{index}/")
+                reached = np.asarray(group.state.iteration)
+                if (reached != group.iteration % 2**31).any():
+                    raise CapoError(
+                        f"{saved.path}: says that its seeds are at iteration {group.iteration:,}, but their state "
+                        f"is of iteration {int(reached.flat[0]):,}"
+                    )
 
 
 def _lost() -> CapoError:

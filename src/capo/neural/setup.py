@@ -15,6 +15,8 @@ from capo.errors import CapoError, CapoWarning
 from capo.neural.algorithms.base import Algorithm
 from capo.neural.algorithms.settings import CommonSettings, override, plain
 from capo.neural.parts.networks import spec_for
+from capo.runs.schema import MAX_EPISODES
+from capo.runs.semantics import SEMANTICS
 
 
 @dataclass(frozen=True)
@@ -82,25 +84,39 @@ class Setup:
             settings,
             list(seeds),
             None if eval_every is None else whole("eval_every", eval_every),
-            whole("eval_episodes", eval_episodes),
+            whole("eval_episodes", eval_episodes, most=MAX_EPISODES),
         )
 
     @classmethod
-    def from_dict(cls, algorithm: type[Algorithm], content: Mapping[str, Any], env: Any, eval_env: Any) -> Self:
+    def from_dict(
+        cls, algorithm: type[Algorithm], content: Mapping[str, Any], env: Any, eval_env: Any, trust: bool = False
+    ) -> Self:
         """From config.json or a checkpoint, with the environment where it was not given by name.
 
+        Args:
+            algorithm: the one it must be of.
+            content: checked against the schema.
+            env, eval_env: what the user gave; None to take the file's.
+            trust: whether an environment that the file names may import a module.
+
         Raises:
-            CapoError: if it is another algorithm's, or the environment is not the same any more.
+            CapoError: if it is another algorithm's, the environment is not the same any more, or its name needs
+                consent.
         """
         if content["algorithm"] != algorithm.name:
             raise CapoError(f"this is a run of {content['algorithm']}, not of {algorithm.name}")
-        if env is None:
+        from_file = env is None
+        if from_file:
             env = content["env"]
         if env is None:
             raise CapoError(
                 f"the agent was trained on an object ({content['environment']['name']!r}), which a file can't "
                 "hold: in Python, give it again as env= to load or resume"
             )
+        other = content.get("eval_env") if eval_env is None else eval_env
+        for name, given in ((env, from_file), (other, eval_env is None)):
+            if given and isinstance(name, str):
+                envs.prepare_named_in_file(name, trust)
         # Files of earlier versions have none of the last three.
         made = cls.make(
             algorithm,
@@ -110,7 +126,7 @@ class Setup:
             content["seeds"],
             content.get("eval_every"),
             content.get("eval_episodes", 100),
-            content.get("eval_env") if eval_env is None else eval_env,
+            other,
         )
         found = describe(made.env)
         for key, value in content["environment"].items():
@@ -135,6 +151,7 @@ class Setup:
             "eval_every": self.eval_every,
             "eval_episodes": self.eval_episodes,
             "eval_env": self.eval_env_name,
+            "semantics": SEMANTICS,
         }
 
 

@@ -22,6 +22,7 @@ from numpy.typing import ArrayLike
 from capo import __version__
 from capo.files import write_text
 from capo.neural.algorithms import registry
+from capo.reading import Unreadable, read_bytes
 from capo.report import paper, sources, statistics, wording
 from capo.report.series import Series, colour, group, kind_names, samples, title
 from capo.report.statistics import Array
@@ -266,12 +267,12 @@ def _run(record: Record) -> JSON:
     gifs, too_large = [], []
     for path in record.gifs:
         try:
-            content = path.read_bytes()
-        except OSError:  # a folder of that name, a broken link, or a file without permission
+            content = read_bytes(path, MAX_GIF)
+        except Unreadable:  # a folder of that name, a link, or a file without permission
+            if path.is_file() and path.stat().st_size > MAX_GIF:
+                too_large.append(path.name)
             continue
-        if len(content) > MAX_GIF:
-            too_large.append(path.name)
-        else:
+        if content.startswith(b"GIF8"):
             url = f"data:image/gif;base64,{base64.b64encode(content).decode('ascii')}"
             gifs.append({"name": path.name, "url": url})
     return {

@@ -8,8 +8,9 @@ from pathlib import Path
 from capo.envs.minatar.games import GAMES
 from capo.envs.noise import noisy_name
 from capo.errors import CapoError
+from capo.reading import Unreadable, read_errors
 from capo.runs.layout import CONFIG, METRICS, is_run
-from capo.runs.reader import Unreadable, salvage_config
+from capo.runs.reader import salvage_config
 from capo.runs.records import Record, environment_name, read_result, read_run
 
 
@@ -48,6 +49,11 @@ def read(paths: Sequence[Path]) -> tuple[list[Record], list[str]]:
 
 
 def _read_one(path: Path, notes: list[str]) -> list[Record]:
+    with read_errors(path):
+        return _read_folder(path, notes)
+
+
+def _read_folder(path: Path, notes: list[str]) -> list[Record]:
     if not path.exists():
         raise CapoError(f"{path}: there is no such folder; give one that `capo train ... --out` made")
     if not path.is_dir():

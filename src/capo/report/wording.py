@@ -50,7 +50,7 @@ def training_curve(settings: Mapping[str, Any]) -> str:
     start, end = settings.get("epsilon_start"), settings.get("epsilon_final")
     if settings.get("behaviour") == "uniform":
         how += " (all actions are uniformly random, so this is not the learned policy)"
-    elif start is not None and end is not None and (start or end):
+    elif isinstance(start, int | float) and isinstance(end, int | float) and (start or end):
         how += f" (epsilon {start:g} to {end:g})"
     return how + "; smoothed over a fiftieth of the run"
 

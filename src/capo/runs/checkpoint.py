@@ -16,7 +16,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,9 @@ import numpy as np
 
 from capo.checks import as_path, whole
 from capo.errors import CapoError
-from capo.files import atomic_file, disk_errors
+from capo.files import atomic_file, disk_errors, make_folder, open_regular
+from capo.reading import Unreadable, free_memory, parse_json, read_errors
+from capo.runs import schema
 from capo.runs.layout import CHECKPOINTS, CONFIG
 from capo.runs.reader import read_config
 
@@ -44,6 +46,17 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_ENTRY = schema.object_of(
+    "an array: dtype, shape, data_offsets",
+    {
+        "dtype": ("a dtype", lambda value: isinstance(value, str) and value in _DTYPES),
+        "shape": schema.list_of("a shape", schema.integer(0), most=32),
+        "data_offsets": schema.list_of("two offsets", schema.integer(0), least=2, most=2),
+    },
+    ("dtype", "shape", "data_offsets"),
+)
+RANDOM_KEYS = ("threefry2x32", "rbg", "unsafe_rbg")  # jax's implementations
+MAX_HEADER = 16_000_000  # bytes
 
 
 @dataclass(frozen=True)
@@ -151,54 +164,47 @@ def write(path: Path, tree: PyTree, content: Mapping[str, Any]) -> None:
     text = json.dumps({"__metadata__": metadata, **entries}).encode()
     text += b" " * (-len(text) % 8)  # arrays start at a multiple of eight bytes
     with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
     with atomic_file(path) as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for array in arrays.values():
             file.write(_bytes(array))
 
 
-def read(path: Path) -> Checkpoint:
-    """Read and check a checkpoint.
+def read(path: Path, *, follow: bool = False) -> Checkpoint:
+    """Read and check a checkpoint: all that its header says, before memory is taken for its arrays.
+
+    Args:
+        path: the file.
+        follow: whether ``path`` itself may be a symbolic link, as a name that the user gave may be.
 
     Raises:
         CapoError: if the file is absent, cut short, altered, or not a checkpoint of this version.
     """
     try:
-        data = path.read_bytes()
+        with os.fdopen(open_regular(path, os.O_RDONLY, follow=follow), "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            header, start = _header(path, file, size)
+            manifest = _manifest(path, header.pop("__metadata__", None))
+            _check_entries(path, header, manifest, size - start)
+            return Checkpoint(path, _arrays(path, file, manifest), manifest["random_keys"], manifest["content"])
     except FileNotFoundError:
         raise CapoError(f"{path}: there is no such checkpoint") from None
     except OSError as error:
-        raise CapoError(f"{path}: cannot be read ({error.strerror})") from None
-    header, start = _header(path, data)
-    manifest = _manifest(path, header.pop("__metadata__", None))
-    if header != manifest["entries"]:
-        raise damaged(path, "its list of arrays does not match its manifest")
-    arrays: dict[str, np.ndarray[Any, Any]] = {}
-    total = 0
-    for name, entry in header.items():
-        begin, end = entry["data_offsets"]
-        raw = memoryview(data)[start + begin : start + end]
-        if len(raw) != end - begin or _digest(raw) != manifest["sha256"][name]:
-            why = "it is cut short" if len(raw) != end - begin else f"the checksum of {name} does not match"
-            raise damaged(path, why)
-        arrays[name] = np.frombuffer(raw, dtype=_DTYPES[entry["dtype"]]).reshape(entry["shape"])
-        total = max(total, end)
-    if len(data) != start + total:
-        raise damaged(path, f"it has {len(data) - start - total} bytes too many")
-    return Checkpoint(path, arrays, manifest["random_keys"], manifest["content"])
+        raise CapoError(f"{path}: cannot be read ({error.strerror or error})") from None
 
 
-def _header(path: Path, data: bytes) -> tuple[dict[str, Any], int]:
+def _header(path: Path, file: IO[bytes], size: int) -> tuple[dict[str, Any], int]:
     """The safetensors header, and where the arrays start."""
-    length = int.from_bytes(data[:8], "little")
-    if len(data) < 8 or not 2 <= length <= 100_000_000 or data[8:9] != b"{":
+    first = file.read(9)
+    length = int.from_bytes(first[:8], "little")
+    if len(first) < 9 or first[8:] != b"{" or not 2 <= length <= MAX_HEADER:
         raise foreign(path)
-    if len(data) < 8 + length:
+    if size < 8 + length:
         raise damaged(path, "it is cut short")
     try:
-        header = json.loads(data[8 : 8 + length])
-    except ValueError:
+        header = parse_json(first[8:] + file.read(length - 1))
+    except Unreadable:
         raise damaged(path, "its header is not readable") from None
     if not isinstance(header, dict):
         raise foreign(path)
@@ -209,15 +215,61 @@ def _manifest(path: Path, metadata: Any) -> dict[str, Any]:
     if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
         raise foreign(path)
     if metadata.get("version") != str(VERSION):
+        found = schema.shown(metadata.get("version")).strip("'")
         raise CapoError(
-            f"{path}: is a checkpoint of format {metadata.get('version')}, this capo reads format {VERSION}: "
-            "use the version of capo that wrote it"
+            f"{path}: is a checkpoint of format {found}, this capo reads format {VERSION}: use the version of "
+            "capo that wrote it"
         )
     text = str(metadata.get("manifest", ""))
-    if _digest(text.encode()) != metadata.get("manifest_sha256"):
+    if _digest(text.encode(errors="replace")) != metadata.get("manifest_sha256"):
         raise damaged(path, "the checksum of its manifest does not match")
-    manifest: dict[str, Any] = json.loads(text)
+    try:
+        manifest = parse_json(text)
+    except Unreadable as error:
+        raise damaged(path, f"its manifest {error}") from None
+    parts = ("content", "random_keys", "entries", "sha256")
+    if not isinstance(manifest, dict) or not all(isinstance(manifest.get(part), dict) for part in parts):
+        raise damaged(path, f"its manifest must have the objects {', '.join(parts)}")
     return manifest
+
+
+def _check_entries(path: Path, header: dict[str, Any], manifest: dict[str, Any], available: int) -> None:
+    """Raise unless the arrays follow one another and fill the ``available`` bytes of the file exactly."""
+    if header != manifest["entries"]:
+        raise damaged(path, "its list of arrays does not match its manifest")
+    keys = manifest["random_keys"]
+    if set(manifest["sha256"]) != set(header) or not set(keys) <= set(header):
+        raise damaged(path, "its manifest names other arrays than it has")
+    if not all(implementation in RANDOM_KEYS for implementation in map(str, keys.values())):
+        raise damaged(path, f"its random keys must be among {', '.join(RANDOM_KEYS)}")
+    start = 0
+    for name, entry in header.items():
+        if not _ENTRY[1](entry):
+            raise damaged(path, f"{schema.shown(name)} is not described as {_ENTRY[0]}")
+        end = start + math.prod(entry["shape"]) * _DTYPES[entry["dtype"]].itemsize
+        if entry["data_offsets"] != [start, end]:
+            raise damaged(path, f"{schema.shown(name)} is not where its shape says")
+        start = end
+    if available < start:
+        raise damaged(path, "it is cut short")
+    if available > start:
+        raise damaged(path, f"it has {available - start} bytes too many")
+    free = free_memory()
+    if free is not None and start > free:
+        raise CapoError(f"{path}: its arrays need {start / 1e6:,.0f} MB, but {free / 1e6:,.0f} MB are free")
+
+
+def _arrays(path: Path, file: IO[bytes], manifest: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
+    """The arrays, which follow one another in the file, each compared with its checksum."""
+    arrays: dict[str, np.ndarray[Any, Any]] = {}
+    for name, entry in manifest["entries"].items():
+        begin, end = entry["data_offsets"]
+        raw = file.read(end - begin)
+        if len(raw) != end - begin or _digest(raw) != manifest["sha256"][name]:
+            why = "it is cut short" if len(raw) != end - begin else f"the checksum of {name} does not match"
+            raise damaged(path, why)
+        arrays[name] = np.frombuffer(raw, dtype=_DTYPES[entry["dtype"]]).reshape(entry["shape"])
+    return arrays
 
 
 def damaged(path: Path, why: str) -> CapoError:
@@ -242,15 +294,20 @@ def find(path: str | Path) -> Checkpoint:
         CapoError: if there is none, or the name stands for two.
     """
     path = as_path("load", path)
+    with read_errors(path):
+        return _find(path)
+
+
+def _find(path: Path) -> Checkpoint:
     file = with_suffix(path)
     if not path.exists() and not file.exists():
         also = f" nor {file}" if file != path else ""
         raise CapoError(f"{path}: there is no such run or saved agent{also}")
     if not path.is_dir():
-        return read(path if path.exists() else file)
+        return read(path if path.exists() else file, follow=True)
     if file != path and file.exists():
         if not (path / CONFIG).exists():
-            return read(file)
+            return read(file, follow=True)
         raise CapoError(
             f"{path}: there are both the run {path}{os.sep} and the saved agent {file}: load {file} "
             f"or {path / CHECKPOINTS}{os.sep}..., or move one of them"
@@ -311,15 +368,18 @@ class CheckpointStore:
 
     def paths(self) -> list[Path]:
         """The checkpoints there are, oldest first."""
-        pattern = re.compile(r"checkpoint-\d+" + re.escape(SUFFIX))
-        found = self.folder.iterdir() if self.folder.is_dir() else ()
-        return sorted(path for path in found if pattern.fullmatch(path.name))
+        pattern = re.compile(r"checkpoint-\d{1,16}" + re.escape(SUFFIX), re.ASCII)
+        with read_errors(self.folder):
+            if self.folder.is_symlink():
+                raise CapoError(f"{self.folder}: is a symbolic link; put the folder itself there")
+            found = list(self.folder.iterdir()) if self.folder.is_dir() else []
+        return sorted((path for path in found if pattern.fullmatch(path.name)), key=frames_of)
 
     def save(self, frames: int, tree: PyTree, content: Mapping[str, Any]) -> Path:
         """Write a checkpoint; only once it is safely there, drop those that are too many."""
         path = self.folder / f"checkpoint-{frames:012d}{SUFFIX}"
         write(path, tree, content)
-        for old in [other for other in self.paths() if other <= path][: -self.keep]:
+        for old in [other for other in self.paths() if frames_of(other) <= frames][: -self.keep]:
             old.unlink(missing_ok=True)
         return path
 
@@ -332,7 +392,7 @@ class CheckpointStore:
         paths = self.paths()
         for index, path in reversed(list(enumerate(paths))):
             try:
-                return read(path)
+                return _read_named(path)
             except CapoError as error:
                 if not use_previous:
                     hint = (
@@ -351,11 +411,22 @@ class CheckpointStore:
     def set_aside_after(self, path: Path) -> None:
         """Rename the checkpoints newer than ``path``: they could not be read, here and now."""
         for other in self.paths():
-            if other > path:
+            if frames_of(other) > frames_of(path):
                 with disk_errors(other):
                     other.replace(other.with_suffix(f"{SUFFIX}.unreadable"))
 
     def clean(self) -> None:
         """Remove what a killed process left half written."""
-        for left in self.folder.glob(f".*{SUFFIX}.*.tmp"):
+        for left in self.folder.glob(f".*{SUFFIX}.*.tmp") if not self.folder.is_symlink() else ():
             left.unlink(missing_ok=True)
+
+
+def _read_named(path: Path) -> Checkpoint:
+    """A checkpoint whose name says at which frame it was made; its content must say the same."""
+    saved = read(path)
+    inside = schema.frames_inside(saved.content)
+    if inside is not None and inside != frames_of(path):
+        raise CapoError(
+            f"{path}: its name says frame {frames_of(path):,}, but it holds frame {inside:,}: it was renamed"
+        )
+    return saved

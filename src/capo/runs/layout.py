@@ -10,6 +10,7 @@ curve.png        the training curve
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -18,6 +19,7 @@ METRICS = "metrics.csv"
 EVALUATION = "evaluation.json"
 CURVE = "curve.png"
 EVENTS = "tensorboard"
+EVENT_FILE = "events.out.tfevents.capo"
 CHECKPOINTS = "checkpoints"
 LOCK = ".lock"
 
@@ -33,7 +35,7 @@ def is_timing(column: str) -> bool:
 
 def is_run(path: Path) -> bool:
     """Whether a folder is a run's."""
-    return any((path / name).is_file() for name in (CONFIG, METRICS))
+    return any(os.path.isfile(path / name) for name in (CONFIG, METRICS))
 
 
 def next_folder(env: str, algorithm: str, root: Path = Path("runs")) -> Path:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -16,8 +17,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from capo.reading import Unreadable, read_json
+from capo.runs import schema
 from capo.runs.layout import CONFIG, EVALUATION, FRAMES, METRICS, RETURN, SCORE, SEED
-from capo.runs.reader import Unreadable, read_json, salvage_config, salvage_evaluation, salvage_metrics
+from capo.runs.reader import salvage_config, salvage_evaluation, salvage_metrics
 
 FORMAT = 1  # of the results files of `capo reproduce`
 EXPERIMENTS = ("minatar", "noise", "ablation")  # those that train on games and write such files
@@ -74,7 +77,7 @@ class Record:
 
 def read_run(path: Path) -> Record:
     """A run's folder; never fails, see :attr:`Record.problems`."""
-    record = Record(path, gifs=sorted(path.glob("*.gif")))
+    record = Record(path, gifs=_pictures(path))
     config, problems = salvage_config(path)
     record.note(CONFIG, *problems)
     record.env = environment_name(config)
@@ -92,6 +95,13 @@ def read_run(path: Path) -> Record:
     _take_rows(record, rows)
     _take_finals(record, curves(rows, RETURN))
     return record
+
+
+def _pictures(path: Path) -> list[Path]:
+    """The GIFs of a folder: files of its own, not links to what lies elsewhere."""
+    with suppress(OSError):
+        return sorted(one for one in path.glob("*.gif") if one.is_file() and not one.is_symlink())
+    return []
 
 
 def environment_name(config: Mapping[str, Any]) -> str:
@@ -206,14 +216,18 @@ def read_result(file: Path) -> Record:
     if content.get("experiment") not in EXPERIMENTS:
         raise Unreadable("is not a results file of `capo reproduce minatar`")
     if content.get("format") != FORMAT:
+        found = schema.shown(content.get("format"))
         raise Unreadable(
-            f"was written by another version of capo (format {content.get('format')}, this one reads {FORMAT}): "
-            "repeat that run"
+            f"was written by another version of capo (format {found}, this one reads {FORMAT}): repeat that run"
         )
+    if missing := [name for name in schema.RESULT_REQUIRED if name not in content]:
+        raise Unreadable(f"lacks {', '.join(missing)}")
+    if unfit := schema.problems(content, schema.RESULT_FIELDS):
+        raise Unreadable("; ".join(unfit.values()))
     try:
         return _result_record(file, content)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise Unreadable(f"lacks something or has it in another shape ({type(error).__name__}: {error})") from None
+    except (ValueError, OverflowError) as error:  # a date that is none, curves of two lengths
+        raise Unreadable(f"has something in another shape ({error})") from None
 
 
 def _result_record(file: Path, content: Mapping[str, Any]) -> Record:

@@ -7,6 +7,7 @@ resume they are cut back to those lengths, and the rows that were lost with the 
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import math
 import os
@@ -19,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from capo.errors import CapoError
-from capo.files import DiskError, disk_errors, write_json
+from capo.files import DiskError, disk_errors, make_folder, open_regular, sync_folder, write_json
 from capo.provenance import provenance
-from capo.runs import events
+from capo.runs import events, schema
 from capo.runs.checkpoint import CheckpointStore
-from capo.runs.layout import CHECKPOINTS, CONFIG, EVALUATION, EVENTS, LOCK, METRICS, is_timing
+from capo.runs.layout import CHECKPOINTS, CONFIG, EVALUATION, EVENT_FILE, EVENTS, LOCK, METRICS, is_timing
 from capo.runs.lock import Lock
 from capo.runs.reader import read_config
 
@@ -61,7 +62,7 @@ class RunWriter:
         check_new(path)
         made = not path.exists()
         with disk_errors(path):
-            path.mkdir(parents=True, exist_ok=True)
+            make_folder(path)
         run = cls(path, config)
         run._made = made
         with run.withdrawn_on_error():
@@ -72,8 +73,9 @@ class RunWriter:
     def open(cls, path: Path) -> RunWriter:
         """Open an existing run to continue it."""
         run = cls(path, read_config(path))
-        run._found = run.config
         try:
+            run.config = run._found = read_config(path)  # again: the owner before may have changed it until now
+            run.store.paths()  # raises if the checkpoints lie elsewhere
             with disk_errors(path):
                 run.store.clean()
         except BaseException:
@@ -117,11 +119,28 @@ class RunWriter:
 
     # Logs -------------------------------------------------------------------------------------------------
 
+    def check(self) -> None:
+        """Raise if the folder or a log was moved, deleted or replaced since it was opened.
+
+        Raises:
+            CapoError: says which, and what to do.
+        """
+        self._lock.check()
+        for name, file in self._files.items():
+            try:
+                there, here = os.stat(self.path / name, follow_symlinks=False), os.fstat(file.fileno())
+                same = (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
+            except OSError:
+                same = False
+            if not same:
+                raise DiskError(f"{self.path / name} was moved, deleted or replaced during the run; put it back")
+
     def log(self, rows: Sequence[Mapping[str, float]]) -> None:
         """Append one log point: a row per seed, each with ``seed`` and ``frames`` in it."""
+        self.check()
         text = io.StringIO()
         file = self._append(METRICS)
-        columns = list(rows[0]) if file.tell() == 0 else _columns(self.path / METRICS)
+        columns = list(rows[0]) if file.tell() == 0 else self.columns()
         writer = csv.writer(text, lineterminator="\n")
         if file.tell() == 0:
             writer.writerow(columns)
@@ -133,7 +152,7 @@ class RunWriter:
             self._log_events(row)
 
     def _log_events(self, row: Mapping[str, float]) -> None:
-        name = f"{EVENTS}/seed-{int(row['seed'])}/events.out.tfevents.capo"
+        name = f"{EVENTS}/seed-{int(row['seed'])}/{EVENT_FILE}"
         file = self._append(name)
         now = time.time()
         values = {
@@ -147,18 +166,50 @@ class RunWriter:
             file.write(events.scalars(now, int(row["frames"]), values))
             file.flush()
 
+    def columns(self) -> list[str]:
+        """The header of metrics.csv: new rows follow it, whichever version of capo wrote it.
+
+        Raises:
+            CapoError: if it is not one.
+        """
+        with disk_errors(self.path / METRICS), os.fdopen(self._open(METRICS, os.O_RDONLY), "rb") as file:
+            found = file.readline(100_000).decode(errors="replace").rstrip("\r\n").split(",")
+        if missing := [name for name in schema.METRICS_COLUMNS if name not in found]:
+            raise CapoError(
+                f"{self.path / METRICS}: has no column {', '.join(missing)}: it was changed; put it back, or move "
+                "it away to start a new one"
+            )
+        return found
+
+    def _open(self, name: str, flags: int) -> int:
+        """A descriptor of a log: a file of this folder alone, never one that lies elsewhere under another name."""
+        path = self.path / name
+        for folder in path.relative_to(self.path).parents:
+            if (self.path / folder).is_symlink() and folder != Path("."):
+                raise OSError(errno.ELOOP, f"{self.path / folder} is a symbolic link; put a folder in its place")
+        descriptor = open_regular(path, flags)
+        if os.fstat(descriptor).st_nlink > 1:
+            os.close(descriptor)
+            raise OSError(errno.EMLINK, "it has a second name (a hard link); put a copy in its place")
+        return descriptor
+
     def _append(self, name: str) -> io.BufferedWriter:
         if name not in self._files:
             path = self.path / name
             with disk_errors(path):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                file = open(path, "ab")  # noqa: SIM115 - stays open for the whole run
+                make_folder(path.parent)
+                new = not path.exists()
+                descriptor = self._open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+                file = os.fdopen(descriptor, "ab")
                 file.seek(0, os.SEEK_END)
                 self._files[name] = file
+                if new:
+                    sync_folder(path.parent)
         return self._files[name]
 
     def log_lengths(self) -> dict[str, int]:
         """Bytes of every log, once they are safely on disk: what a checkpoint has to remember."""
+        self.check()
         for name, file in self._files.items():
             with disk_errors(self.path / name):
                 file.flush()
@@ -170,22 +221,46 @@ class RunWriter:
 
         Returns:
             The logs that are shorter than they should be: someone changed them.
+
+        Raises:
+            CapoError: if a log is not a regular file of this folder; then none of them is cut.
         """
-        short = []
-        for name in set(self._log_names()) | set(lengths):
-            path = self.path / name
-            have = path.stat().st_size if path.exists() else 0
-            if have < lengths.get(name, 0):
+        short, long = [], {}
+        for name in sorted(set(self._log_names()) | set(lengths)):
+            if not schema.is_log(name):
+                raise CapoError(f"{self.path}: {schema.shown(name)} is not the name of a log")
+            path, wanted = self.path / name, lengths.get(name, 0)
+            with disk_errors(path):
+                descriptor = self._open(name, os.O_RDONLY) if os.path.lexists(path) else None
+                have = 0
+                if descriptor is not None:
+                    have = os.fstat(descriptor).st_size
+                    os.close(descriptor)
+            if have < wanted:
                 short.append(name)
-            elif have > lengths.get(name, 0):
-                with disk_errors(path):
-                    os.truncate(path, lengths.get(name, 0))
+            elif have > wanted:
+                long[name] = wanted
+        for name, wanted in long.items():
+            with disk_errors(self.path / name):
+                descriptor = self._open(name, os.O_WRONLY)
+                try:
+                    os.ftruncate(descriptor, wanted)
+                finally:
+                    os.close(descriptor)
+        if lengths.get(METRICS) and self.log_sizes().get(METRICS):
+            self.columns()  # raises if new rows would follow something that is not a table
         return short
 
+    def log_sizes(self) -> dict[str, int]:
+        """Bytes of every log as the folder has them."""
+        with disk_errors(self.path):
+            return {name: os.stat(self.path / name).st_size for name in self._log_names()}
+
     def _log_names(self) -> list[str]:
-        events = sorted(self.path.glob(f"{EVENTS}/seed-*/events.out.tfevents.capo"))
-        paths = [self.path / METRICS, *events]
-        return [path.relative_to(self.path).as_posix() for path in paths if path.exists()]
+        found = sorted(self.path.glob(f"{EVENTS}/seed-*/{EVENT_FILE}"))
+        paths = [self.path / METRICS, *found]
+        names = [path.relative_to(self.path).as_posix() for path in paths if os.path.lexists(path)]
+        return [name for name in names if schema.is_log(name)]
 
     def withdraw(self) -> None:
         """Leave the folder as it was found: without the new run, or with the old config.json."""
@@ -212,12 +287,6 @@ class RunWriter:
 def write_evaluation(folder: Path, evaluation: Mapping[str, Any]) -> None:
     """Replace a run's evaluation.json; ``evaluation`` is :meth:`capo.neural.evaluation.Evaluation.to_dict`."""
     write_json(folder / EVALUATION, {**evaluation, "made_by": provenance()}, allow_nan=True)
-
-
-def _columns(path: Path) -> list[str]:
-    """The header of a CSV file: new rows follow it, whichever version of capo wrote it."""
-    with open(path, newline="") as file:
-        return next(csv.reader(file))
 
 
 def _cell(value: float) -> str:

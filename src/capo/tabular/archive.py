@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import json
 import math
-import os
 import struct
 import zipfile
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from capo.errors import CapoError
+from capo.reading import Unreadable, free_memory, parse_json
 
 MOST_HEADER = 1 << 16  # bytes of a member's header
 MOST_MANIFEST = 1 << 20
@@ -30,11 +30,8 @@ Wanted = Mapping[str, Rule]
 
 
 def memory_limit() -> int:
-    """The most bytes that the arrays of a file may take: half of this machine's memory."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    except (ValueError, OSError, AttributeError):  # not a POSIX system
-        return 1 << 36
+    """The most bytes that the arrays of a file may take: half of the free memory, since checking takes copies."""
+    return (free_memory() or 1 << 37) // 2
 
 
 def read_arrays(path: Path, wanted: Wanted | None = None, limit: int | None = None) -> dict[str, npt.NDArray[Any]]:
@@ -45,7 +42,7 @@ def read_arrays(path: Path, wanted: Wanted | None = None, limit: int | None = No
         wanted: the names that are read, each with the kinds of numbers allowed (numpy's letters, such as ``"f"``)
             and the shape, or None for any shape. Other members are left alone. By default everything is read:
             real numbers and booleans.
-        limit: the most bytes of all arrays together; by default half of this machine's memory.
+        limit: the most bytes of all arrays together; by default half of the free memory.
     """
     if not path.is_file():
         raise CapoError(f"{path} does not exist")
@@ -117,9 +114,9 @@ def read_manifest(path: Path, encoded: npt.NDArray[Any], formats: tuple[str, ...
     if encoded.dtype != np.uint8 or encoded.ndim != 1 or encoded.size > MOST_MANIFEST:
         raise CapoError(f"{path} is damaged: its manifest is not text of at most {MOST_MANIFEST} bytes")
     try:
-        manifest = json.loads(encoded.tobytes())
-    except (ValueError, RecursionError) as error:
-        raise CapoError(f"{path} is damaged: its manifest is not JSON: {error}") from error
+        manifest = parse_json(encoded.tobytes())
+    except Unreadable as error:
+        raise CapoError(f"{path} is damaged: its manifest {error}") from error
     if not isinstance(manifest, dict) or manifest.get("format") not in formats:
         given = manifest.get("format") if isinstance(manifest, dict) else None
         raise CapoError(f"{path} has format {given!r}; this version reads {' and '.join(map(repr, formats))}")

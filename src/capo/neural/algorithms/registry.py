@@ -18,7 +18,7 @@ from capo.neural.algorithms.ppo import PPO, PPOAlgorithm, PPOConfig
 from capo.neural.algorithms.rainbow import Rainbow, RainbowAlgorithm, RainbowConfig
 from capo.neural.algorithms.settings import CommonSettings
 from capo.neural.learners import Learner, make_learner
-from capo.runs import checkpoint
+from capo.runs import checkpoint, schema
 
 
 @dataclass(frozen=True)
@@ -78,10 +78,11 @@ def all_settings(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     return find(name).settings().to_dict() | dict(settings)
 
 
-def load(path: str | Path, env: Any = None) -> Agent:
+def load(path: str | Path, env: Any = None, *, trust: bool = False) -> Agent:
     """The agent of a run's folder or of a saved file, whatever its algorithm; see :meth:`Agent.load`."""
     saved = checkpoint.find(path)
-    return find(str(saved.content["algorithm"])).agent.from_checkpoint(saved, env)
+    schema.check_checkpoint(saved.path, saved.content)
+    return find(str(saved.content["algorithm"])).agent.from_checkpoint(saved, env, trust=trust)
 
 
 def learner_for(env: Any, config: CommonSettings, n_seeds: int = 1) -> Learner:

@@ -12,6 +12,7 @@ other. Matrix products of fewer seeds may be rounded differently: results agree 
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -25,8 +26,15 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from capo.arrays import Array, Metrics, NDArray, PyTree
+from capo.errors import CapoError
 from capo.neural.algorithms.base import Algorithm, TrainState
-from capo.neural.learners.protocol import MAX_EVALUATION_STEPS, Learner, seed_keys, to_device
+from capo.neural.learners.protocol import (
+    MAX_EVALUATION_STEPS,
+    Learner,
+    available_memory,
+    seed_keys,
+    to_device,
+)
 from capo.neural.parts.networks import prepare
 from capo.neural.parts.replay import Rollout
 
@@ -195,6 +203,22 @@ class JittedLearner(Learner):
         if not self.algorithm.perturbs:
             return gumbel, env_keys, ()
         return gumbel, env_keys, self.algorithm.noise(acting, jax.random.fold_in(key, 2), steps[0])
+
+    def check_evaluation(self, episodes: int) -> None:
+        """See :class:`Learner`: every episode has an environment of its own, and all are stepped at once."""
+        key = jax.random.PRNGKey(0)
+        shapes = jax.tree.leaves(jax.eval_shape(self.eval_env.reset, key))
+        inside = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in shapes)
+        # Two copies of the state, its random keys, and the activations of the largest layer.
+        widest = max(math.prod(self.env.observation_shape), self.network.n_flat, self.config.width)
+        each = self.n_seeds * (2 * inside + 32 + 4 * widest)
+        free = available_memory(self.n_devices)
+        if free is not None and episodes * each > 0.8 * free:
+            raise CapoError(
+                f"{episodes:,} episodes of {self.n_seeds} seed(s) at once need about "
+                f"{episodes * each / 1e6:,.0f} MB, but {free / 1e6:,.0f} MB are free: at most "
+                f"{int(0.8 * free / each):,} episodes fit"
+            )
 
     def evaluate(self, params: PyTree, keys: Array, episodes: int, deterministic: bool = False) -> NDArray:
         """See :class:`Learner`. Each of ``episodes`` environments plays exactly one episode.

@@ -8,7 +8,6 @@ environment inside the compiled program, many seeds at once; ``HostLearner`` ste
 from __future__ import annotations
 
 import math
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
@@ -24,6 +23,7 @@ from capo.errors import CapoError
 from capo.neural.algorithms.base import Algorithm, TrainState
 from capo.neural.parts.networks import NetworkSpec, ShapesOnly
 from capo.neural.parts.replay import ReplaySpec
+from capo.reading import free_memory
 
 MAX_EVALUATION_STEPS = 50_000  # an agent that never loses must not play for ever
 
@@ -91,6 +91,13 @@ class Learner(ABC):
 
         Returns:
             (K, episodes) undiscounted returns.
+        """
+
+    def check_evaluation(self, episodes: int) -> None:  # noqa: B027 - most play a few episodes at a time
+        """Raise if memory has no room for the episodes that are played at once.
+
+        Raises:
+            CapoError: says how many there is room for.
         """
 
     def compiled_memory(self) -> int | None:
@@ -319,14 +326,7 @@ def available_memory(n_devices: int = 1) -> int | None:
             return n_devices * min(int(s["bytes_limit"]) - int(s.get("bytes_in_use", 0)) for s in every)
     except (RuntimeError, NotImplementedError):
         pass
-    try:
-        with open("/proc/meminfo") as lines:
-            for line in lines:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (OSError, ValueError):
-        return None
+    return free_memory()
 
 
 def _act(algorithm: Algorithm, params: PyTree, obs: Array, key: Array, mask: Array, deterministic: bool) -> Array:
