@@ -21,6 +21,7 @@ from capo.neural.algorithms.settings import CommonSettings
 from capo.neural.evaluation import Evaluation
 from capo.neural.learners import Learner
 from capo.neural.learners.protocol import as_batch
+from capo.neural.parts.iterations import fold_in
 from capo.neural.seeds import SeedGroup, Seeds
 
 PREDICT_STREAM, EVALUATE_STREAM = 2**31 - 2, 2**31 - 1  # folded into keys; training folds in its iterations
@@ -95,7 +96,7 @@ class Player(ABC):
         del episode_start
         learner = self.learner
         batch, single = as_batch(learner.spec, observation)
-        key = jax.random.fold_in(stream_key(self.seeds[self._playing], PREDICT_STREAM), self._predictions)
+        key = fold_in(stream_key(self.seeds[self._playing], PREDICT_STREAM), self._predictions)
         actions = learner.act(self._policy(learner), batch, key, deterministic, action_mask).astype(np.int64)
         self._predictions += 1
         actions += learner.spec.first_action  # a Discrete space may start anywhere

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
-
-import numpy as np
 
 from capo.arrays import PyTree
 from capo.errors import CapoError
 from capo.neural.algorithms.base import TrainState
 from capo.neural.learners import Learner
 from capo.neural.metrics import is_finite
+from capo.neural.parts.iterations import ERA
 from capo.runs.checkpoint import Checkpoint
 
 
@@ -71,6 +70,11 @@ class Seeds:
         return min(group.iteration for group in self.groups)
 
     @property
+    def era(self) -> int:
+        """Whose program the next iterations need."""
+        return self.iteration // ERA
+
+    @property
     def total_iterations(self) -> int:
         """Iterations summed over groups, which run one after another: it orders the checkpoints."""
         return sum(group.iteration for group in self.groups)
@@ -112,7 +116,7 @@ class Seeds:
         """
         for group in self.groups:
             group.check_usable()
-            reached = 0 if group.state is None else int(np.asarray(group.state.iteration)[0])
+            reached = 0 if group.state is None else group.state.reached
             if reached != group.iteration:
                 raise _lost()
             if group.state is not None and not is_finite(group.state.params):
@@ -131,7 +135,8 @@ class Seeds:
         for index, (group, stored) in enumerate(zip(self.groups, saved.content["training"]["parts"], strict=True)):
             group.iteration = stored["iteration"]
             if stored["started"]:
-                group.state = saved.restore(learner.shapes(group.seeds), prefix=f"{index}/")
+                shapes = replace(learner.shapes(group.seeds), era=group.iteration // ERA)
+                group.state = saved.restore(shapes, prefix=f"{index}/")
 
 
 def _lost() -> CapoError:

@@ -135,7 +135,7 @@ class Trainer:
         new = self.learner.compile_seconds is None
         if new:
             self.shown.message("compiling the training program (once per process) ...")
-        seconds, memory = self.learner.compile(), self.learner.compiled_memory()
+        seconds, memory = self.learner.compile(self.seeds.era), self.learner.compiled_memory()
         if memory is not None:
             self._check_device(memory)
         if new:
@@ -254,7 +254,7 @@ class Trainer:
         except BaseException:
             kept = learner.recover()
             if kept is not None and is_finite(kept.params):  # whole iterations, perhaps fewer than asked for
-                group.state, group.iteration = kept, int(np.asarray(kept.iteration)[0])
+                group.state, group.iteration = kept, kept.reached
             raise
         seconds = time.perf_counter() - begin
         self.seeds.elapsed += seconds

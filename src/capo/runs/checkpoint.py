@@ -313,13 +313,13 @@ class CheckpointStore:
         """The checkpoints there are, oldest first."""
         pattern = re.compile(r"checkpoint-\d+" + re.escape(SUFFIX))
         found = self.folder.iterdir() if self.folder.is_dir() else ()
-        return sorted(path for path in found if pattern.fullmatch(path.name))
+        return sorted((path for path in found if pattern.fullmatch(path.name)), key=frames_of)
 
     def save(self, frames: int, tree: PyTree, content: Mapping[str, Any]) -> Path:
         """Write a checkpoint; only once it is safely there, drop those that are too many."""
         path = self.folder / f"checkpoint-{frames:012d}{SUFFIX}"
         write(path, tree, content)
-        for old in [other for other in self.paths() if other <= path][: -self.keep]:
+        for old in [other for other in self.paths() if frames_of(other) <= frames][: -self.keep]:
             old.unlink(missing_ok=True)
         return path
 
@@ -351,7 +351,7 @@ class CheckpointStore:
     def set_aside_after(self, path: Path) -> None:
         """Rename the checkpoints newer than ``path``: they could not be read, here and now."""
         for other in self.paths():
-            if other > path:
+            if frames_of(other) > frames_of(path):
                 with disk_errors(other):
                     other.replace(other.with_suffix(f"{SUFFIX}.unreadable"))
 

@@ -68,8 +68,8 @@ class Learner(ABC):
         """Shapes and dtypes of that state; nothing is allocated."""
 
     @abstractmethod
-    def compile(self) -> float:
-        """Compile the training program (once) and return the seconds it took."""
+    def compile(self, era: int = 0) -> float:
+        """Compile the training program of an era (once) and return the seconds that the first one took."""
 
     @abstractmethod
     def run(self, state: TrainState, iterations: int) -> tuple[TrainState, dict[str, NDArray]]:
