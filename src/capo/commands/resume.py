@@ -77,6 +77,8 @@ def differences(agent: Agent, config: Mapping[str, Any]) -> Iterator[str]:
         yield (
             f"this continues from the last good checkpoint, at frame {agent.frames:,}, since {config['diverged']}"
         )
+    for seed, why in agent.diverged.items():
+        yield f"seed {seed} {why}; it is not trained any more"
     if not is_jitted(agent.env):
         yield (
             f"{agent.env.name} is stepped by Gymnasium, which can't save it: episodes and rollouts in progress "

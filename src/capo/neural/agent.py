@@ -145,6 +145,11 @@ class Agent(Player):
         return -(-frames // per_iteration) * per_iteration
 
     @property
+    def diverged(self) -> dict[int, str]:
+        """The seeds that stopped being trained since a loss or parameter was no longer finite, and what it was."""
+        return self._states.diverged
+
+    @property
     def wall_seconds(self) -> float:
         """Seconds spent training, over all seeds and processes; compiling and evaluating don't count."""
         return self._states.elapsed
@@ -180,8 +185,8 @@ class Agent(Player):
 
         Raises:
             Interrupted: a KeyboardInterrupt, after SIGINT or SIGTERM; the agent is intact.
-            CapoError: if the plan can't be carried out (nothing has changed then), a loss or parameter stops
-                being finite, or a write fails.
+            CapoError: if the plan can't be carried out (nothing has changed then), a loss or parameter of every
+                seed stops being finite (if only some do: see :attr:`diverged`), or a write fails.
         """
         frames = whole("frames", frames)
         if callback is not None and not callable(callback):
@@ -212,9 +217,9 @@ class Agent(Player):
                     run = RunWriter.create(self.out, config)
                     stack.callback(run.close)
                 with run.withdrawn_on_error():
-                    run.update_config(config)
                     content = partial(self._content, plan)
                     trainer.write_to(run, self.checkpoint_every, content, new_plan=plan != self._plan)
+                    run.update_config(config)  # after the checkpoint, which is what counts if only one is written
                 self._run_exists = True
             self._plan, self.config = plan, plan.settings
             trainer.train(None if callback is None else partial(callback, self))
@@ -285,9 +290,14 @@ class Agent(Player):
             "start_frames": self.frames,
             "extra": self.extra,
             "diverged": None,
+            "diverged_seeds": {str(seed): why for seed, why in self.diverged.items()},
             "precision": self.precision,
             **provenance(),
         }
+
+    def _run_plan(self) -> dict[str, Any]:
+        """What of config.json a new plan changes."""
+        return {"frames": self.frames + self.frames_left, "config": self.config.to_dict()}
 
     def _content(self, plan: Plan | None) -> dict[str, Any]:
         """What a checkpoint holds besides arrays."""
@@ -364,6 +374,7 @@ class Agent(Player):
                 _check_same_settings(path, cls._algorithm.Config.from_dict(config["config"]), agent.config)
                 run.store.set_aside_after(saved.path)
             short = run.cut_logs({} if saved is None else saved.content["logs"])
+            run.follow_plan(agent._run_plan())
         finally:
             run.close()
         if short:

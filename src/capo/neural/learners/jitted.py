@@ -90,6 +90,13 @@ class JittedLearner(Learner):
 
         return jax.vmap(one)(params, keys)
 
+    def restart(self, state: TrainState, seeds: Sequence[int], which: Sequence[int]) -> TrainState:
+        chosen = [seeds[index] for index in which]
+        fresh = self._begin(self._init_params(chosen), seed_keys(chosen, len(chosen)))
+        fresh = replace(fresh, iteration=jnp.full(len(chosen), state.reached % ERA, jnp.int32), era=state.era)
+        result: TrainState = _put_rows(state, fresh, jnp.array(which))
+        return result
+
     def compile(self, era: int = 0) -> float:
         if era not in self._compiled:
             begin = time.perf_counter()
@@ -277,6 +284,13 @@ def _step_and_reset(env: Any, keys: Array, env_state: PyTree, action: Array) -> 
         terminated,
         truncated,
     )
+
+
+@partial(jax.jit, donate_argnums=0)
+def _put_rows(state: TrainState, rows: TrainState, index: Array) -> TrainState:
+    """The state with other rows at ``index``."""
+    result: TrainState = jax.tree.map(lambda leaf, row: leaf.at[index].set(row), state, rows)
+    return result
 
 
 def _seeds_mesh(n_seeds: int) -> Mesh | None:

@@ -93,6 +93,18 @@ class Learner(ABC):
             (K, episodes) undiscounted returns.
         """
 
+    def restart(self, state: TrainState, seeds: Sequence[int], which: Sequence[int]) -> TrainState:
+        """The state with some seeds back at their beginning; nothing else in it changes.
+
+        It is used up, as by :meth:`run`.
+
+        Args:
+            state: of all seeds.
+            seeds: K of them.
+            which: the indices of those to put back.
+        """
+        raise NotImplementedError  # a learner of one seed has no others to go on with
+
     def compiled_memory(self) -> int | None:
         """Bytes that the compiled program needs, its state included; None where that is unknown."""
         return None

@@ -1,0 +1,428 @@
+"""Kill trainings with SIGKILL, again and again, and compare what comes out with a training that was left alone.
+
+    python benchmarks/soak.py --kills 200 --out results/reliability/soak.json
+
+Every algorithm trains on a jitted and on a Gymnasium environment. A training is killed several times: at the start,
+while its program is compiled, in training, while a log or a checkpoint is written, in the evaluation, and while the
+last files are written. Half of the kills wait for one of these phases, the others come at any moment. `capo resume`
+continues it each time. Once it is complete, every array of its last checkpoint, every row of metrics.csv (but for the
+time columns) and every return of evaluation.json must be that of the reference, bit for bit:
+
+- jitted: the same command, never killed;
+- Gymnasium, whose inner state can't be saved: a training that was stopped and resumed, in order, at the checkpoints
+  that the killed one continued from.
+
+"lost" counts resumes that failed or did not continue from the newest checkpoint. Most trainings are forks of this
+process, which has imported everything but not started jax; some are new processes, killed during their imports.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import mmap
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+CACHE = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
+PHASES = ("start", "compile", "training", "log", "checkpoint", "evaluation", "summary")
+KILLS_OF_A_RUN = 8  # then it may finish
+_SIZES: dict[str, dict[str, Any]] = {
+    "ncapo": {"n_envs": 4, "rollout_length": 4, "batch_size": 4, "gradient_steps": 2, "replay_rollouts": 32},
+    "ppo": {"n_envs": 4, "rollout_length": 8, "batch_size": 8, "epochs": 1},
+    "rainbow": {"n_envs": 4, "rollout_length": 4, "batch_size": 8, "gradient_steps": 2, "replay_transitions": 96}
+    | {"learning_starts": 32, "target_every": 64, "atoms": 11},
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One algorithm on one environment; the training takes a few seconds."""
+
+    algorithm: str
+    env: str
+    seeds: int
+    log_points: int
+
+    def command(self, out: Path) -> list[str]:
+        """The arguments of ``capo`` that start it."""
+        sizes = _SIZES[self.algorithm] | {"width": 8}
+        per_iteration = sizes["n_envs"] * sizes["rollout_length"]
+        every = 2 * per_iteration
+        options: dict[str, Any] = {"algo": self.algorithm, "seeds": self.seeds, "frames": every * self.log_points}
+        options |= {"log-every": every, "checkpoint-every": 5 * every, "eval-episodes": 16, "out": out}
+        given = [text for key, value in options.items() for text in (f"--{key}", str(value))]
+        return ["train", self.env, *given, *(t for k, v in sizes.items() for t in ("--set", f"{k}={v}"))]
+
+
+CASES = [
+    Case("ncapo", "minatar-breakout", 2, 150),
+    Case("ncapo", "CartPole-v1", 1, 50),
+    Case("ppo", "probe-both", 2, 200),
+    Case("ppo", "CartPole-v1", 1, 50),
+    Case("rainbow", "probe-both", 2, 200),
+    Case("rainbow", "CartPole-v1", 1, 50),
+]
+
+
+# --- one training in a process --------------------------------------------------------------------------------
+
+
+class Phase:
+    """What a forked training is doing, in memory that this process can read."""
+
+    def __init__(self) -> None:
+        self._shared = mmap.mmap(-1, 8)
+
+    def get(self) -> str:
+        """The phase now."""
+        return PHASES[self._shared[0]]
+
+    def set(self, name: str) -> None:
+        """Say that a phase has begun."""
+        self._shared[0] = PHASES.index(name)
+
+    def during(self, owner: Any, name: str, phase: str) -> None:
+        """Let a function say that it runs."""
+        real = getattr(owner, name)
+
+        def wrapper(*arguments: Any, **options: Any) -> Any:
+            before = self.get()
+            self.set(phase)
+            try:
+                return real(*arguments, **options)
+            finally:
+                self.set(before)
+
+        setattr(owner, name, wrapper)
+
+    def watch(self) -> None:
+        """In the child: follow the phases of a training."""
+        from capo.commands import common
+        from capo.neural.agent import Agent
+        from capo.neural.trainer import Trainer
+        from capo.runs.checkpoint import CheckpointStore
+        from capo.runs.writer import RunWriter
+
+        self.during(Trainer, "_compile", "compile")
+        self.during(Trainer, "_chunk", "training")
+        self.during(RunWriter, "log", "log")
+        self.during(CheckpointStore, "save", "checkpoint")
+        self.during(common, "summarise", "summary")
+        self.during(Agent, "evaluate", "evaluation")
+
+
+PHASE = Phase()
+
+
+def forked(action: Callable[[], int], log: Path) -> int:
+    """Run ``action`` in a fork whose output goes to ``log``; returns its process id."""
+    PHASE.set("start")
+    child = os.fork()
+    if child:
+        return child
+    try:
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        status = action()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BaseException:  # noqa: BLE001 - the parent reads it in the log
+        import traceback
+
+        traceback.print_exc()
+        sys.stderr.flush()
+        status = 70
+    os._exit(status)
+
+
+def capo_process(arguments: list[str], log: Path) -> int:
+    """``capo ARGUMENTS`` in a fork that tells its phase."""
+
+    def action() -> int:
+        from capo.cli import main
+
+        PHASE.watch()
+        return main(arguments)
+
+    return forked(action, log)
+
+
+def status_of(child: int) -> int:
+    """Wait for a child; its exit status, or minus the signal that ended it."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+# --- kills ----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Tally:
+    """What happened so far."""
+
+    kills: Counter[str] = field(default_factory=Counter)
+    runs: int = 0
+    lost: list[str] = field(default_factory=list)
+    differing: list[str] = field(default_factory=list)
+    bits: int = 0
+    tracebacks: int = 0
+
+
+def kill_somewhere(child: int, rng: random.Random, duration: float) -> str | None:
+    """Kill a forked training in a phase that was chosen, or at any moment; None if it had ended before.
+
+    Args:
+        child: the process.
+        rng: chooses.
+        duration: seconds that a whole training takes.
+    """
+    goal = rng.choice(PHASES) if rng.random() < 0.5 else None
+    until = time.monotonic() + rng.uniform(0, duration)
+    entries = rng.randint(1, 12) if goal in ("training", "log", "checkpoint") else 1
+    inside = False
+    while time.monotonic() < until if goal is None else entries:
+        if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            os.waitpid(child, 0)
+            return None
+        now = PHASE.get() == goal
+        entries -= now and not inside
+        inside = now
+        time.sleep(0.0005)
+    longest = {"start": 1.0, "compile": 1.0, "evaluation": 0.5, "summary": 0.5}
+    if goal is not None:
+        time.sleep(rng.uniform(0, longest.get(goal, 0.003)))
+    os.kill(child, signal.SIGSTOP)  # so that the phase is that of the kill
+    phase = PHASE.get()
+    os.kill(child, signal.SIGKILL)
+    return phase if status_of(child) == -signal.SIGKILL else None
+
+
+def kill_while_importing(arguments: list[str], log: Path, rng: random.Random) -> str:
+    """Start a new process and kill it within its first second and a half."""
+    with log.open("ab") as output:
+        process = subprocess.Popen([sys.executable, "-m", "capo", *arguments], stdout=output, stderr=output)
+        time.sleep(rng.uniform(0.02, 1.5))
+        process.kill()
+        process.wait()
+    return "new process"
+
+
+def newest(out: Path) -> int | None:
+    """The frames of the newest checkpoint, which must be whole; None if there is none."""
+    from capo.runs import checkpoint
+
+    paths = checkpoint.CheckpointStore(out / "checkpoints").paths()
+    if not paths:
+        return None
+    checkpoint.read(paths[-1])
+    return checkpoint.frames_of(paths[-1])
+
+
+def harass(case: Case, out: Path, tally: Tally, rng: random.Random, kills: int, duration: float) -> list[int]:
+    """Train to the end with ``kills`` kills on the way; returns the frames that it continued from."""
+    log = out.with_suffix(".log")
+    cuts: list[int] = []
+    while True:
+        begun = (out / "config.json").exists()
+        if not begun:  # a folder without a run in it is taken
+            arguments = case.command(out)
+        else:
+            arguments = ["resume", str(out)]
+        before = newest(out) if begun else None
+        length = log.stat().st_size if log.exists() else 0
+        if kills and rng.random() < 0.1:
+            phase: str | None = kill_while_importing(arguments, log, rng)
+            status = 0
+        else:
+            child = capo_process(arguments, log)
+            if kills:
+                phase, status = kill_somewhere(child, rng, duration), 0
+            else:
+                phase, status = None, status_of(child)
+        said = log.read_bytes()[length:].decode(errors="replace")
+        tally.tracebacks += said.count("Traceback")
+        if begun and not continued(said, before):
+            tally.lost.append(f"{out.name}: from {before}: {said[-300:]}")
+        if before:
+            cuts.append(before)
+        if status:
+            tally.lost.append(f"{out.name}: exit status {status}: {said[-300:]}")
+            return cuts
+        if phase is None:
+            return cuts
+        tally.kills[phase] += 1
+        kills -= 1
+
+
+def continued(said: str, before: int | None) -> bool:
+    """Whether a resume continued from the checkpoint it should have, as far as it got."""
+    where = f"resuming at frame {before or 0:,} of"
+    return where in said or "the run is complete" in said or "resuming at" not in said
+
+
+# --- comparing ------------------------------------------------------------------------------------------------
+
+
+def results(out: Path) -> dict[str, bytes]:
+    """All that must be equal: arrays, rows, returns."""
+    import csv
+
+    from capo.runs import checkpoint
+    from capo.runs.layout import is_timing
+
+    last = checkpoint.read(checkpoint.CheckpointStore(out / "checkpoints").paths()[-1])
+    found = {f"{last.path.name}: {name}": array.tobytes() for name, array in last.arrays.items()}
+    with (out / "metrics.csv").open(newline="") as file:
+        rows = [[value for key, value in row.items() if not is_timing(key)] for row in csv.DictReader(file)]
+    found["metrics.csv"] = json.dumps(rows).encode()
+    found["evaluation.json"] = json.dumps(json.loads((out / "evaluation.json").read_text())["returns"]).encode()
+    return found
+
+
+def compare(out: Path, reference: Path, tally: Tally) -> None:
+    """Count the bits that differ."""
+    ours, theirs = results(out), results(reference)
+    for name in sorted({*ours, *theirs}):
+        mine, other = ours.get(name, b""), theirs.get(name, b"")
+        if mine != other:
+            size = max(len(mine), len(other))
+            one, two = (int.from_bytes(text.ljust(size, b"\0"), "little") for text in (mine, other))
+            tally.bits += (one ^ two).bit_count()
+            tally.differing.append(f"{out.name}: {name}")
+
+
+def train_in_pieces(case: Case, out: Path, cuts: list[int]) -> int:
+    """The reference of a Gymnasium environment: stopped and resumed where the killed one was. Runs in a fork."""
+    from capo.cli import main
+    from capo.commands import train
+    from capo.neural.agent import Agent
+
+    learn, stops = Agent.learn, sorted(set(cuts))
+
+    def in_pieces(self: Any, frames: int, **options: Any) -> Any:
+        left = [stop for stop in stops if stop > self.frames]
+        options["callback"] = lambda _, rows: not left or rows[0]["frames"] < left[0]
+        learn(self, frames, **options)
+        if self.frames_left:
+            self.close()
+            resumed = type(self).resume(self.out)
+            self.__dict__.update(resumed.__dict__)
+            in_pieces(self, self.frames_left)
+        return self
+
+    Agent.learn = in_pieces  # type: ignore[method-assign]
+    del train
+    return main(case.command(out))
+
+
+# --- all of it ------------------------------------------------------------------------------------------------
+
+
+def prepare_fork() -> None:
+    """Import all that a training needs, and no more: a started jax can't be forked."""
+    import gymnasium.envs.classic_control
+    import jax
+    import matplotlib.pyplot
+
+    import capo.cli
+    import capo.commands.common
+    import capo.neural.algorithms.registry
+    import capo.report.run_figures
+
+    del gymnasium, matplotlib, capo
+    assert not jax._src.xla_bridge._backends, "jax has started: its threads don't survive a fork"
+
+
+def soak(kills: int, seed: int, folder: Path, say: Callable[[str], None]) -> Tally:
+    """Kill until there were so many kills; every training is finished and compared."""
+    rng, tally = random.Random(seed), Tally()
+    references, durations = {}, {}
+    for case in CASES:
+        name = f"{case.algorithm}-{case.env}"
+        references[case] = folder / f"{name}-reference"
+        for attempt in range(2):  # the first one fills the cache of compiled programs
+            shutil.rmtree(references[case], ignore_errors=True)
+            begin = time.monotonic()
+            log = folder / f"{name}-reference.log"
+            if status_of(capo_process(case.command(references[case]), log)):
+                raise SystemExit(f"{name}: failed without any kill:\n{log.read_text()[-2000:]}")
+            durations[case] = time.monotonic() - begin
+            del attempt
+        say(f"{name}: {durations[case]:.1f} s undisturbed")
+    while sum(tally.kills.values()) < kills:
+        case = CASES[tally.runs % len(CASES)]
+        left = kills - sum(tally.kills.values())
+        out = folder / f"{tally.runs:03d}-{case.algorithm}-{case.env}"
+        cuts = harass(case, out, tally, rng, min(KILLS_OF_A_RUN, left), durations[case])
+        reference = references[case]
+        if case.env == "CartPole-v1" and cuts:
+            reference = out.with_name(f"{out.name}-reference")
+            child = forked(lambda case=case, to=reference, at=cuts: train_in_pieces(case, to, at), Path(f"{reference}.log"))
+            status_of(child)
+        try:
+            compare(out, reference, tally)
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with the files of a killed run
+            tally.lost.append(f"{out.name}: cannot be compared: {type(error).__name__}: {error}")
+        tally.runs += 1
+        told = f"{sum(tally.kills.values())} kills, {len(tally.lost)} lost, {tally.bits} bits differ"
+        say(f"{out.name}: continued from {sorted(set(cuts))}; {told}")
+        if not tally.lost and not tally.differing:
+            for path in (out, *([reference] if reference not in references.values() else [])):
+                shutil.rmtree(path)
+    return tally
+
+
+def main() -> int:
+    """Soak, write the file, and fail if anything was lost or differs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("results/reliability/soak.json"))
+    parser.add_argument("--folder", type=Path, help="where the runs go (default: a temporary folder)")
+    options = parser.parse_args()
+    folder = options.folder or Path(tempfile.mkdtemp(prefix="capo-soak-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    os.environ |= CACHE | {"JAX_COMPILATION_CACHE_DIR": str(folder / "cache"), "JAX_PLATFORMS": "cpu"}
+    prepare_fork()
+    begin = time.monotonic()
+    tally = soak(options.kills, options.seed, folder, lambda text: print(text, flush=True))
+    from capo.files import write_json
+    from capo.provenance import provenance
+
+    content = {
+        "kills": sum(tally.kills.values()),
+        "kills_by_phase": dict(sorted(tally.kills.items())),
+        "runs_compared": tally.runs,
+        "cases": [f"{case.algorithm} on {case.env}" for case in CASES],
+        "lost": len(tally.lost),
+        "differing_bits": tally.bits,
+        "tracebacks": tally.tracebacks,
+        "problems": tally.lost + tally.differing,
+        "seed": options.seed,
+        "minutes": round((time.monotonic() - begin) / 60, 1),
+        **provenance(),
+    }
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    write_json(options.out, content)
+    print(f"{content['kills']} kills, {content['lost']} lost, {content['differing_bits']} bits differ: {options.out}")
+    if content["lost"] or content["differing_bits"] or content["tracebacks"]:
+        return 1
+    if options.folder is None:
+        shutil.rmtree(folder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
