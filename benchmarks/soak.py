@@ -2,11 +2,11 @@
 
     python benchmarks/soak.py --kills 200 --out results/reliability/soak.json
 
-Every algorithm trains on a jitted and on a Gymnasium environment. A training is killed several times: at the start,
-while its program is compiled, in training, while a log or a checkpoint is written, in the evaluation, and while the
-last files are written. Half of the kills wait for one of these phases, the others come at any moment. `capo resume`
-continues it each time. Once it is complete, every array of its last checkpoint, every row of metrics.csv (but for the
-time columns) and every return of evaluation.json must be that of the reference, bit for bit:
+Three algorithms train on a jitted and on a Gymnasium environment. A training is killed several times: at the start,
+while its program is compiled, in training, while a log or a checkpoint is written, in the evaluation, and while
+the last files are written. Half of the kills wait for one of these phases, the others come at any moment.
+`capo resume` continues it each time. Once it is complete, every array of its last checkpoint, every row of
+metrics.csv (but for the time columns) and every return of evaluation.json must be that of the reference, bit for bit:
 
 - jitted: the same command, never killed;
 - Gymnasium, whose inner state can't be saved: a training that was stopped and resumed, in order, at the checkpoints
@@ -32,6 +32,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +140,7 @@ def forked(action: Callable[[], int], log: Path) -> int:
         status = action()
         sys.stdout.flush()
         sys.stderr.flush()
-    except BaseException:  # noqa: BLE001 - the parent reads it in the log
+    except BaseException:  # the parent reads it in the log
         import traceback
 
         traceback.print_exc()
@@ -236,10 +237,7 @@ def harass(case: Case, out: Path, tally: Tally, rng: random.Random, kills: int, 
     cuts: list[int] = []
     while True:
         begun = (out / "config.json").exists()
-        if not begun:  # a folder without a run in it is taken
-            arguments = case.command(out)
-        else:
-            arguments = ["resume", str(out)]
+        arguments = ["resume", str(out)] if begun else case.command(out)
         before = newest(out) if begun else None
         length = log.stat().st_size if log.exists() else 0
         if kills and rng.random() < 0.1:
@@ -306,7 +304,6 @@ def compare(out: Path, reference: Path, tally: Tally) -> None:
 def train_in_pieces(case: Case, out: Path, cuts: list[int]) -> int:
     """The reference of a Gymnasium environment: stopped and resumed where the killed one was. Runs in a fork."""
     from capo.cli import main
-    from capo.commands import train
     from capo.neural.agent import Agent
 
     learn, stops = Agent.learn, sorted(set(cuts))
@@ -323,7 +320,6 @@ def train_in_pieces(case: Case, out: Path, cuts: list[int]) -> int:
         return self
 
     Agent.learn = in_pieces  # type: ignore[method-assign]
-    del train
     return main(case.command(out))
 
 
@@ -369,11 +365,11 @@ def soak(kills: int, seed: int, folder: Path, say: Callable[[str], None]) -> Tal
         reference = references[case]
         if case.env == "CartPole-v1" and cuts:
             reference = out.with_name(f"{out.name}-reference")
-            child = forked(lambda case=case, to=reference, at=cuts: train_in_pieces(case, to, at), Path(f"{reference}.log"))
-            status_of(child)
+            pieces = partial(train_in_pieces, case, reference, cuts)
+            status_of(forked(pieces, Path(f"{reference}.log")))
         try:
             compare(out, reference, tally)
-        except Exception as error:  # noqa: BLE001 - whatever is wrong with the files of a killed run
+        except Exception as error:  # whatever is wrong with the files of a killed run
             tally.lost.append(f"{out.name}: cannot be compared: {type(error).__name__}: {error}")
         tally.runs += 1
         told = f"{sum(tally.kills.values())} kills, {len(tally.lost)} lost, {tally.bits} bits differ"
@@ -416,7 +412,8 @@ def main() -> int:
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
     write_json(options.out, content)
-    print(f"{content['kills']} kills, {content['lost']} lost, {content['differing_bits']} bits differ: {options.out}")
+    told = f"{content['kills']} kills, {content['lost']} lost, {content['differing_bits']} bits differ"
+    print(f"{told}: {options.out}")
     if content["lost"] or content["differing_bits"] or content["tracebacks"]:
         return 1
     if options.folder is None:

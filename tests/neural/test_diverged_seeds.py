@@ -35,7 +35,8 @@ def poison(agent: Any, row: int) -> None:
 def diverging(out: Path | None, frames: int = 640, **options: Any) -> capo.NCAPO:
     agent = capo.NCAPO(ENV, out=out, **OPTIONS | options)
     poison(agent, 1)
-    with pytest.warns(capo.CapoWarning, match=r"seed 4 diverged at iteration \d+, seed 4: .*the other seeds continue"):
+    said = r"seed 4 diverged at iteration \d+, seed 4: .*the other seeds continue"
+    with pytest.warns(capo.CapoWarning, match=said):
         agent.learn(640, callback=lambda _, rows: rows[0]["frames"] < frames)
     return agent
 
@@ -74,7 +75,8 @@ def test_the_files_say_which_seed_diverged(runs: tuple[Path, Path]) -> None:
     last = [row for row in diverged if row["seed"] == "4"]
     assert [row["frames"] for row in last] == ["80"]
     assert {value for name, value in last[0].items() if name not in ("seed", "iteration", "frames")} == {""}
-    assert json.loads((runs[0] / "config.json").read_text())["diverged_seeds"]["4"].startswith("diverged at iteration")
+    config = json.loads((runs[0] / "config.json").read_text())
+    assert config["diverged_seeds"]["4"].startswith("diverged at iteration")
     record = read_run(runs[0])
     assert list(record.unfinished) == [4]
     assert any("seed 4 diverged at iteration" in problem for problem in record.problems)
@@ -126,9 +128,11 @@ def test_a_reward_that_is_not_a_number_stops_its_seed_alone() -> None:
         name, n_actions, observation_shape, observation_dtype, truncates = "unlucky", 2, (1,), np.float32, False
 
         def reset(self, key: Any) -> Any:
+            del key
             return jax.numpy.int32(0), jax.numpy.zeros(1)
 
         def step(self, key: Any, env_state: Any, action: Any) -> Any:
+            del action
             wrong = jax.random.bernoulli(key, 0.005)
             reward = jax.numpy.where(wrong, jax.numpy.inf, 1.0)
             return env_state + 1, jax.numpy.zeros(1), reward, env_state == 3, jax.numpy.bool_(False)
@@ -158,7 +162,7 @@ def test_seeds_on_the_host_go_on_without_the_one_that_diverged(
         assert (one.frames, one.frames_left, list(one.diverged)) == (160, 0, [1])
         with pytest.warns(capo.CapoWarning, match="left out: 1"):
             assert one.evaluate(2).seeds == (0, 2)
-        with pytest.raises(capo.CapoError, match="policy of seed 1 can't be used any more: diverged at iteration 4"):
+        with pytest.raises(capo.CapoError, match="seed 1 can't be used any more: diverged at iteration 4"):
             one.use_seed(1).predict(np.zeros(4))
         assert one.use_seed(0).predict(np.zeros(4))[0].shape == ()
     assert [row["frames"] for row in metrics(out) if row["seed"] == "1"] == ["32", "64"]

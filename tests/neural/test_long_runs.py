@@ -45,7 +45,9 @@ def test_numbers_are_pythons(number: int) -> None:
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-@pytest.mark.parametrize(("step", "period"), [(16, 40), (16, 16), (64, 16), (512, 2**31 - 1), (1, 7), (800, 999_983)])
+@pytest.mark.parametrize(
+    ("step", "period"), [(16, 40), (16, 16), (64, 16), (512, 2**31 - 1), (1, 7), (800, 999_983)]
+)
 def test_what_is_due_every_so_many_frames(number: int, step: int, period: int) -> None:
     expected = (number + 1) * step // period > number * step // period
     assert bool(crosses(split(number), step, period)) == expected
@@ -75,7 +77,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     | {"batch_size": 8, "gradient_steps": 1, "replay_transitions": 24, "learning_starts": 16, "target_every": 20}
     | {"atoms": 11, "hidden_layers": 1},
 }
-PERIOD = 60  # iterations after which the replay, its clearing, the target network and the actor are where they were
+PERIOD = 60  # iterations after which replay, clearing, target network and actor are where they were
 assert set(SETTINGS) == set(registry.ROWS)
 
 
@@ -143,7 +145,8 @@ def test_a_run_past_a_word_is_logged_checkpointed_and_resumed(env: str, frames: 
         return lambda _, rows: rows[0]["frames"] < frames
 
     def begin(out: Path) -> capo.NCAPO:
-        agent = capo.NCAPO(env, out=out, log_every=32, **TINY | {"n_envs": 1, "rollout_length": 1, "horizon": 9 * ERA})
+        single = TINY | {"n_envs": 1, "rollout_length": 1, "horizon": 9 * ERA}
+        agent = capo.NCAPO(env, out=out, log_every=32, **single)
         agent._states.start(agent.learner)
         group = agent._states.groups[0]
         group.iteration = frames - 64
@@ -194,6 +197,6 @@ def test_checkpoints_are_ordered_by_their_frames(tmp_path: Path) -> None:
 def test_periods_have_a_bound(algorithm: str, name: str) -> None:
     with pytest.raises(capo.CapoError, match=f"{name}=2147483648 must be between 1 and 2147483647"):
         settings(algorithm, **{name: 2**31})
-    with pytest.raises(capo.CapoError, match="horizon=1000.* must be at least 1"):
+    with pytest.raises(capo.CapoError, match=r"horizon=1000.* must be at least 1"):
         settings(algorithm, horizon=10**400)
     assert math.isfinite(settings(algorithm, horizon=10**30).horizon)

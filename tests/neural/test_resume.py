@@ -226,7 +226,9 @@ def test_a_longer_plan_is_in_the_checkpoint_and_in_config_json_or_in_neither(
     """Killed before the checkpoint of the new plan, and between it and config.json."""
     out = tmp_path / "run"
     capo.NCAPO(ENV, out=out, log_every=80, **TINY_640).learn(640)
-    killed = start("resume", str(out), "--frames", "6400", before=f"{KILLER}\nkill_at(files.os, 'replace', {moment})")
+    killed = start(
+        "resume", str(out), "--frames", "6400", before=f"{KILLER}\nkill_at(files.os, 'replace', {moment})"
+    )
     output, _ = killed.communicate(timeout=100)
     assert killed.returncode == -signal.SIGKILL, output
     assert [path.name for path in (out / "checkpoints").iterdir() if path.suffix == ".safetensors"] == [

@@ -26,14 +26,16 @@ Gymnasium environment cannot be saved: unfinished episodes are lost, and new one
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    option = add_command(
+    parser = add_command(
         subparsers,
         "resume",
         run,
         help="continue a run",
         description="Continue a run that was stopped or killed, as if nothing had happened.",
         epilog=EXAMPLES,
-    ).add_argument
+    )
+    parser.set_defaults(ends_at_once=True)  # a signal outside of training: all that counts is on the disk
+    option = parser.add_argument
     option("run_folder", metavar="DIR", type=Path, help="the run's folder")
     older = "if the newest checkpoint is damaged, resume from the newest intact one"
     option("--use-previous", action="store_true", help=older)

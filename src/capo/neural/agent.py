@@ -29,6 +29,7 @@ from capo.progress import show_progress
 from capo.provenance import provenance, versions
 from capo.runs import checkpoint
 from capo.runs.checkpoint import Checkpoint, Interval
+from capo.runs.layout import CHECKPOINTS
 from capo.runs.reader import read_config
 from capo.runs.writer import RunWriter, check_new
 
@@ -135,6 +136,13 @@ class Agent(Player):
         return 0 if self._plan is None else self._plan.frames - self.frames
 
     @property
+    def saved(self) -> bool:
+        """Whether the newest checkpoint in the run's folder is of this very moment."""
+        paths = [] if self.out is None else checkpoint.CheckpointStore(self.out / CHECKPOINTS).paths()
+        now = self._states.total_iterations * self.config.frames_per_iteration
+        return bool(paths) and checkpoint.frames_of(paths[-1]) == now
+
+    @property
     def uneven(self) -> bool:
         """Whether some seeds are further than others: those that are trained in turn, if they were stopped."""
         return len({group.iteration for group in self._states.groups}) > 1
@@ -184,7 +192,7 @@ class Agent(Player):
             The agent itself.
 
         Raises:
-            Interrupted: a KeyboardInterrupt, after SIGINT or SIGTERM; the agent is intact.
+            Interrupted: a KeyboardInterrupt, after SIGINT, SIGTERM or SIGHUP; the agent is intact.
             CapoError: if the plan can't be carried out (nothing has changed then), a loss or parameter of every
                 seed stops being finite (if only some do: see :attr:`diverged`), or a write fails.
         """

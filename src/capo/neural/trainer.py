@@ -32,7 +32,7 @@ from capo.neural.seeds import SeedGroup, Seeds
 from capo.progress import Ticker, clock
 from capo.runs import checkpoint
 from capo.runs.checkpoint import Interval
-from capo.runs.interrupts import Interrupted, Interrupts
+from capo.runs.interrupts import Interrupted, Interrupts, Unanswered
 from capo.runs.layout import FRAMES, RETURN, SCORE, SEED
 from capo.runs.writer import RunWriter
 
@@ -117,8 +117,7 @@ class Trainer:
         if out is not None:
             self._check_disk(out, keep)
         if self.seeds.iteration < self.plan.target:
-            with self._interrupts:
-                self._compile()
+            self._compile()
 
     def _check_disk(self, out: Path, keep: int) -> None:
         needed = checkpoint.size(self.seeds.tree()) * (keep + 1)
@@ -206,6 +205,8 @@ class Trainer:
                     raise
                 hint = f"then `capo resume {self.run.path}` continues from {self.newest.name}"
                 raise DiskError(f"{error}; {hint}") from error
+            except Unanswered:
+                raise self._stopped_midway() from None
 
     def _train(self, callback: Callback | None) -> None:
         for group in self.seeds.groups:
@@ -215,9 +216,12 @@ class Trainer:
                 log_point = self._advance(group)
                 try:
                     self._evaluate(group, log_point, before)
-                finally:  # an evaluation that fails costs no rows
-                    if self.run is not None:
-                        self.run.log(log_point)
+                except BaseException as error:  # an evaluation that fails costs no rows, and nothing learned
+                    self._log(log_point)
+                    if isinstance(error, Exception):  # not if someone is in a hurry
+                        self._checkpoint()
+                    raise
+                self._log(log_point)
                 self._show(log_point)
                 self._warn_of_range(log_point)
                 if callback is not None and _is_false(callback(log_point)):
@@ -226,6 +230,19 @@ class Trainer:
                 if not group.sound or group.iteration >= self.plan.target or self._checkpoint_due():
                     self._checkpoint()
         self._stop_if_asked(self.seeds.groups[-1])
+
+    def _log(self, log_point: Rows) -> None:
+        if self.run is not None:
+            self.run.log(log_point)
+
+    def _stopped_midway(self) -> Interrupted:
+        """A signal came and no log point did: keep the last whole iteration, if the learner still has it."""
+        self._interrupts.answer()
+        with contextlib.suppress(CapoError):
+            self._checkpoint()
+        signum, frames = self._interrupts.signum, self.seeds.iteration * self.plan.frames_per_iteration
+        assert signum is not None
+        return Interrupted(signum, frames, self.newest)
 
     def _advance(self, group: SeedGroup) -> Rows:
         """Run one chunk of a group; returns its log point."""
@@ -334,6 +351,7 @@ class Trainer:
     def _stop_if_asked(self, group: SeedGroup) -> None:
         signum = self._interrupts.signum
         if signum is not None:
+            self._interrupts.answer()
             self._checkpoint()
             raise Interrupted(signum, group.iteration * self.plan.frames_per_iteration, self.newest)
 

@@ -160,4 +160,3 @@ def take(spec: ReplaySpec, replay: Rollout, index: Array) -> Rollout:
     """The rollouts at ``index`` (B,), observations unpacked."""
     batch = Rollout(*(leaf[index] for leaf in replay))
     return batch._replace(obs=unpack(spec, batch.obs))
-
