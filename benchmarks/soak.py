@@ -2,15 +2,15 @@
 
     python benchmarks/soak.py --kills 200 --out results/reliability/soak.json
 
-Three algorithms train on a jitted and on a Gymnasium environment. A training is killed several times: at the start,
-while its program is compiled, in training, while a log or a checkpoint is written, in the evaluation, and while
-the last files are written. Half of the kills wait for one of these phases, the others come at any moment.
+Three algorithms train on a jitted and on a Gymnasium environment. A training is killed several times: at its
+start, while its program is compiled, in training, while a log or a checkpoint is written, in the evaluation, and
+while the last files are written. Half of the kills wait for one of these phases, the others come at any moment.
 `capo resume` continues it each time. Once it is complete, every array of its last checkpoint, every row of
-metrics.csv (but for the time columns) and every return of evaluation.json must be that of the reference, bit for bit:
+metrics.csv (but for the time columns) and every return of evaluation.json must be the reference's, bit for bit:
 
 - jitted: the same command, never killed;
-- Gymnasium, whose inner state can't be saved: a training that was stopped and resumed, in order, at the checkpoints
-  that the killed one continued from.
+- Gymnasium, whose inner state can't be saved: a training that was stopped and resumed at the checkpoints that the
+  killed one continued from.
 
 "lost" counts resumes that failed or did not continue from the newest checkpoint. Most trainings are forks of this
 process, which has imported everything but not started jax; some are new processes, killed during their imports.

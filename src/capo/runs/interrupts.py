@@ -3,7 +3,7 @@
 Python runs a signal's handler in the main thread, once that gets back to Python code; a compiler or an environment
 may keep it for a long time. So a second thread hears of every signal the moment it arrives, and enforces the end.
 
-A signal that is ignored when capo starts stays ignored: SIGHUP under ``nohup``, SIGINT in a background job of a shell.
+A signal that is ignored when capo starts stays ignored: SIGHUP under ``nohup``, SIGINT in a shell's background.
 """
 
 from __future__ import annotations
