@@ -56,6 +56,9 @@ class Case:
     seeds: int
     log_points: int
 
+    def __str__(self) -> str:
+        return f"{self.algorithm} on {self.env}"
+
     def command(self, out: Path) -> list[str]:
         """The arguments of ``capo`` that start it."""
         sizes = _SIZES[self.algorithm] | {"width": 8}
@@ -341,11 +344,11 @@ def prepare_fork() -> None:
     assert not jax._src.xla_bridge._backends, "jax has started: its threads don't survive a fork"
 
 
-def soak(kills: int, seed: int, folder: Path, say: Callable[[str], None]) -> Tally:
+def soak(cases: list[Case], kills: int, seed: int, folder: Path, say: Callable[[str], None]) -> Tally:
     """Kill until there were so many kills; every training is finished and compared."""
     rng, tally = random.Random(seed), Tally()
     references, durations = {}, {}
-    for case in CASES:
+    for case in cases:
         name = f"{case.algorithm}-{case.env}"
         references[case] = folder / f"{name}-reference"
         for attempt in range(2):  # the first one fills the cache of compiled programs
@@ -358,7 +361,7 @@ def soak(kills: int, seed: int, folder: Path, say: Callable[[str], None]) -> Tal
             del attempt
         say(f"{name}: {durations[case]:.1f} s undisturbed")
     while sum(tally.kills.values()) < kills:
-        case = CASES[tally.runs % len(CASES)]
+        case = cases[tally.runs % len(cases)]
         left = kills - sum(tally.kills.values())
         out = folder / f"{tally.runs:03d}-{case.algorithm}-{case.env}"
         cuts = harass(case, out, tally, rng, min(KILLS_OF_A_RUN, left), durations[case])
@@ -385,6 +388,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cases", nargs="+", choices=list(map(str, CASES)), default=list(map(str, CASES)))
     parser.add_argument("--out", type=Path, default=Path("results/reliability/soak.json"))
     parser.add_argument("--folder", type=Path, help="where the runs go (default: a temporary folder)")
     options = parser.parse_args()
@@ -393,7 +397,8 @@ def main() -> int:
     os.environ |= CACHE | {"JAX_COMPILATION_CACHE_DIR": str(folder / "cache"), "JAX_PLATFORMS": "cpu"}
     prepare_fork()
     begin = time.monotonic()
-    tally = soak(options.kills, options.seed, folder, lambda text: print(text, flush=True))
+    cases = [case for case in CASES if str(case) in options.cases]
+    tally = soak(cases, options.kills, options.seed, folder, lambda text: print(text, flush=True))
     from capo.files import write_json
     from capo.provenance import provenance
 
@@ -401,7 +406,7 @@ def main() -> int:
         "kills": sum(tally.kills.values()),
         "kills_by_phase": dict(sorted(tally.kills.items())),
         "runs_compared": tally.runs,
-        "cases": [f"{case.algorithm} on {case.env}" for case in CASES],
+        "cases": list(map(str, cases)),
         "lost": len(tally.lost),
         "differing_bits": tally.bits,
         "tracebacks": tally.tracebacks,

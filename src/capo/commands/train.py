@@ -28,7 +28,7 @@ EXAMPLES = """examples:
   capo train minatar-asterix --preset paper --checkpoint-every 500000 --keep 2
   capo train CartPole-v1 --frames 100000 --eval-every 10000 --eval-episodes 20
 
-Ctrl-C (or SIGTERM) writes a checkpoint at the next log point and stops; 'capo resume DIR' continues from there.
+Ctrl-C, SIGTERM or SIGHUP writes a checkpoint at the next log point and stops; 'capo resume DIR' continues.
 """
 
 

@@ -2,7 +2,7 @@
 
 A long run passes 2**31 iterations. Its state counts them modulo 2**31 in an int32; how often that count went round
 is the *era*, which is part of the program rather than of its data: a run in its first era compiles to what it
-would be if there were no others, and the next era is another program (one more compilation every 2**31 iterations).
+would be if there were no others; the next era is another program (one more compilation every 2**31 iterations).
 """
 
 from __future__ import annotations
