@@ -28,6 +28,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -83,11 +84,34 @@ CASES = [
 # --- one training in a process --------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Moment:
+    """When a training kills itself: so many seconds after a phase has begun for the n-th time.
+
+    The process does it itself, in a thread: a signal from outside would miss what takes a millisecond.
+    """
+
+    phase: str
+    entry: int
+    delay: float
+
+    @staticmethod
+    def choose(rng: random.Random, duration: float) -> Moment:
+        """In a phase that is chosen first, or at any moment of a training that takes ``duration`` seconds."""
+        if rng.random() < 0.5:
+            return Moment("start", 1, rng.uniform(0, duration))
+        phase = rng.choice(PHASES)
+        often = phase in ("training", "log", "checkpoint")
+        return Moment(phase, rng.randint(1, 6) if often else 1, rng.uniform(0, 0.01 if often else 0.3))
+
+
 class Phase:
     """What a forked training is doing, in memory that this process can read."""
 
     def __init__(self) -> None:
         self._shared = mmap.mmap(-1, 8)
+        self._kill_at: Moment | None = None
+        self._entries = 0
 
     def get(self) -> str:
         """The phase now."""
@@ -96,6 +120,11 @@ class Phase:
     def set(self, name: str) -> None:
         """Say that a phase has begun."""
         self._shared[0] = PHASES.index(name)
+        moment = self._kill_at
+        if moment is not None and moment.phase == name:
+            self._entries += 1
+            if self._entries == moment.entry:
+                threading.Timer(moment.delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
 
     def during(self, owner: Any, name: str, phase: str) -> None:
         """Let a function say that it runs."""
@@ -111,8 +140,8 @@ class Phase:
 
         setattr(owner, name, wrapper)
 
-    def watch(self) -> None:
-        """In the child: follow the phases of a training."""
+    def watch(self, kill_at: Moment | None) -> None:
+        """In the child: follow the phases of a training, and kill it at one of them."""
         from capo.commands import common
         from capo.neural.agent import Agent
         from capo.neural.trainer import Trainer
@@ -125,6 +154,8 @@ class Phase:
         self.during(CheckpointStore, "save", "checkpoint")
         self.during(common, "summarise", "summary")
         self.during(Agent, "evaluate", "evaluation")
+        self._kill_at = kill_at
+        self.set("start")
 
 
 PHASE = Phase()
@@ -152,13 +183,13 @@ def forked(action: Callable[[], int], log: Path) -> int:
     os._exit(status)
 
 
-def capo_process(arguments: list[str], log: Path) -> int:
-    """``capo ARGUMENTS`` in a fork that tells its phase."""
+def capo_process(arguments: list[str], log: Path, kill_at: Moment | None = None) -> int:
+    """``capo ARGUMENTS`` in a fork that tells its phase, and kills itself at a moment."""
 
     def action() -> int:
         from capo.cli import main
 
-        PHASE.watch()
+        PHASE.watch(kill_at)
         return main(arguments)
 
     return forked(action, log)
@@ -182,35 +213,6 @@ class Tally:
     differing: list[str] = field(default_factory=list)
     bits: int = 0
     tracebacks: int = 0
-
-
-def kill_somewhere(child: int, rng: random.Random, duration: float) -> str | None:
-    """Kill a forked training in a phase that was chosen, or at any moment; None if it had ended before.
-
-    Args:
-        child: the process.
-        rng: chooses.
-        duration: seconds that a whole training takes.
-    """
-    goal = rng.choice(PHASES) if rng.random() < 0.5 else None
-    until = time.monotonic() + rng.uniform(0, duration)
-    entries = rng.randint(1, 12) if goal in ("training", "log", "checkpoint") else 1
-    inside = False
-    while time.monotonic() < until if goal is None else entries:
-        if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-            os.waitpid(child, 0)
-            return None
-        now = PHASE.get() == goal
-        entries -= now and not inside
-        inside = now
-        time.sleep(0.0005)
-    longest = {"start": 1.0, "compile": 1.0, "evaluation": 0.5, "summary": 0.5}
-    if goal is not None:
-        time.sleep(rng.uniform(0, longest.get(goal, 0.003)))
-    os.kill(child, signal.SIGSTOP)  # so that the phase is that of the kill
-    phase = PHASE.get()
-    os.kill(child, signal.SIGKILL)
-    return phase if status_of(child) == -signal.SIGKILL else None
 
 
 def kill_while_importing(arguments: list[str], log: Path, rng: random.Random) -> str:
@@ -247,11 +249,10 @@ def harass(case: Case, out: Path, tally: Tally, rng: random.Random, kills: int, 
             phase: str | None = kill_while_importing(arguments, log, rng)
             status = 0
         else:
-            child = capo_process(arguments, log)
-            if kills:
-                phase, status = kill_somewhere(child, rng, duration), 0
-            else:
-                phase, status = None, status_of(child)
+            moment = Moment.choose(rng, duration) if kills else None
+            status = status_of(capo_process(arguments, log, moment))
+            phase = PHASE.get() if status == -signal.SIGKILL else None
+            status = 0 if phase else status
         said = log.read_bytes()[length:].decode(errors="replace")
         tally.tracebacks += said.count("Traceback")
         if begun and not continued(said, before):
@@ -351,20 +352,18 @@ def soak(cases: list[Case], kills: int, seed: int, folder: Path, say: Callable[[
     for case in cases:
         name = f"{case.algorithm}-{case.env}"
         references[case] = folder / f"{name}-reference"
-        for attempt in range(2):  # the first one fills the cache of compiled programs
-            shutil.rmtree(references[case], ignore_errors=True)
-            begin = time.monotonic()
-            log = folder / f"{name}-reference.log"
-            if status_of(capo_process(case.command(references[case]), log)):
-                raise SystemExit(f"{name}: failed without any kill:\n{log.read_text()[-2000:]}")
-            durations[case] = time.monotonic() - begin
-            del attempt
+        begin = time.monotonic()
+        log = folder / f"{name}-reference.log"
+        if status_of(capo_process(case.command(references[case]), log)):
+            raise SystemExit(f"{name}: failed without any kill:\n{log.read_text()[-2000:]}")
+        durations[case] = time.monotonic() - begin
         say(f"{name}: {durations[case]:.1f} s undisturbed")
     while sum(tally.kills.values()) < kills:
         case = cases[tally.runs % len(cases)]
         left = kills - sum(tally.kills.values())
         out = folder / f"{tally.runs:03d}-{case.algorithm}-{case.env}"
-        cuts = harass(case, out, tally, rng, min(KILLS_OF_A_RUN, left), durations[case])
+        # The next ones find their programs compiled, which takes about half of the time.
+        cuts = harass(case, out, tally, rng, min(KILLS_OF_A_RUN, left), durations[case] / 2)
         reference = references[case]
         if case.env == "CartPole-v1" and cuts:
             reference = out.with_name(f"{out.name}-reference")
