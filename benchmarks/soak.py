@@ -72,7 +72,7 @@ class Case:
 
 
 CASES = [
-    Case("ncapo", "minatar-breakout", 2, 150),
+    Case("ncapo", "probe-both", 2, 200),
     Case("ncapo", "CartPole-v1", 1, 50),
     Case("ppo", "probe-both", 2, 200),
     Case("ppo", "CartPole-v1", 1, 50),
