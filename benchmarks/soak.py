@@ -32,7 +32,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -72,12 +72,12 @@ class Case:
 
 
 CASES = [
-    Case("ncapo", "probe-both", 2, 200),
-    Case("ncapo", "CartPole-v1", 1, 50),
-    Case("ppo", "probe-both", 2, 200),
-    Case("ppo", "CartPole-v1", 1, 50),
-    Case("rainbow", "probe-both", 2, 200),
-    Case("rainbow", "CartPole-v1", 1, 50),
+    Case("ncapo", "probe-both", 2, 80),
+    Case("ncapo", "CartPole-v1", 1, 30),
+    Case("ppo", "probe-both", 2, 80),
+    Case("ppo", "CartPole-v1", 1, 30),
+    Case("rainbow", "probe-both", 2, 80),
+    Case("rainbow", "CartPole-v1", 1, 30),
 ]
 
 
@@ -213,6 +213,14 @@ class Tally:
     differing: list[str] = field(default_factory=list)
     bits: int = 0
     tracebacks: int = 0
+
+    def add(self, other: Tally) -> None:
+        """Add what another process counted."""
+        self.kills.update(other.kills)
+        self.lost += other.lost
+        self.differing += other.differing
+        self.runs, self.bits = self.runs + other.runs, self.bits + other.bits
+        self.tracebacks += other.tracebacks
 
 
 def kill_while_importing(arguments: list[str], log: Path, rng: random.Random) -> str:
@@ -382,11 +390,36 @@ def soak(cases: list[Case], kills: int, seed: int, folder: Path, say: Callable[[
     return tally
 
 
+def soak_together(cases: list[Case], kills: int, seed: int, folder: Path, workers: int) -> Tally:
+    """Share the cases among processes that soak at the same time, each with its own random numbers."""
+    global PHASE
+    parts = [part for index in range(workers) if (part := cases[index::workers])]
+    children = []
+    for index, part in enumerate(parts):
+        own = folder / f"worker-{index}"
+        own.mkdir()
+        child = os.fork()
+        if not child:
+            PHASE = Phase()  # memory of its own
+            share = kills // len(parts) + (index < kills % len(parts))
+            found = soak(part, share, seed + index, own, lambda text: print(text, flush=True))
+            (own / "tally.json").write_text(json.dumps(asdict(found)))
+            os._exit(0)
+        children.append((child, own))
+    total = Tally()
+    for child, own in children:
+        if status_of(child):
+            raise SystemExit(f"{own}: the worker failed")
+        total.add(Tally(**json.loads((own / "tally.json").read_text())))
+    return total
+
+
 def main() -> int:
     """Soak, write the file, and fail if anything was lost or differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=1, help="processes that share the cases")
     parser.add_argument("--cases", nargs="+", choices=list(map(str, CASES)), default=list(map(str, CASES)))
     parser.add_argument("--out", type=Path, default=Path("results/reliability/soak.json"))
     parser.add_argument("--folder", type=Path, help="where the runs go (default: a temporary folder)")
@@ -397,7 +430,7 @@ def main() -> int:
     prepare_fork()
     begin = time.monotonic()
     cases = [case for case in CASES if str(case) in options.cases]
-    tally = soak(cases, options.kills, options.seed, folder, lambda text: print(text, flush=True))
+    tally = soak_together(cases, options.kills, options.seed, folder, options.workers)
     from capo.files import write_json
     from capo.provenance import provenance
 
