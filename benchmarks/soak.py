@@ -86,7 +86,7 @@ CASES = [
 
 @dataclass(frozen=True)
 class Moment:
-    """When a training kills itself: so many seconds after a phase has begun for the n-th time.
+    """When a training kills itself: so many seconds of its processor time after a phase has begun for the n-th time.
 
     The process does it itself, in a thread: a signal from outside would miss what takes a millisecond.
     """
@@ -103,6 +103,13 @@ class Moment:
         phase = rng.choice(PHASES)
         often = phase in ("training", "log", "checkpoint")
         return Moment(phase, rng.randint(1, 6) if often else 1, rng.uniform(0, 0.01 if often else 0.3))
+
+    def kill(self) -> None:
+        """Wait for it, then end the process."""
+        end = time.process_time() + self.delay
+        while time.process_time() < end:
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Phase:
@@ -124,7 +131,7 @@ class Phase:
         if moment is not None and moment.phase == name:
             self._entries += 1
             if self._entries == moment.entry:
-                threading.Timer(moment.delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
+                threading.Thread(target=moment.kill, daemon=True).start()
 
     def during(self, owner: Any, name: str, phase: str) -> None:
         """Let a function say that it runs."""
@@ -195,9 +202,15 @@ def capo_process(arguments: list[str], log: Path, kill_at: Moment | None = None)
     return forked(action, log)
 
 
+def ending_of(child: int) -> tuple[int, float]:
+    """Wait for a child; its exit status, or minus the signal that ended it, and its seconds of processor time."""
+    _, status, usage = os.wait4(child, 0)
+    return os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime
+
+
 def status_of(child: int) -> int:
-    """Wait for a child; its exit status, or minus the signal that ended it."""
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    """Wait for a child; its exit status."""
+    return ending_of(child)[0]
 
 
 # --- kills ----------------------------------------------------------------------------------------------------
@@ -213,6 +226,7 @@ class Tally:
     differing: list[str] = field(default_factory=list)
     bits: int = 0
     tracebacks: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)  # of processor time that a training takes
 
     def add(self, other: Tally) -> None:
         """Add what another process counted."""
@@ -244,7 +258,7 @@ def newest(out: Path) -> int | None:
     return checkpoint.frames_of(paths[-1])
 
 
-def harass(case: Case, out: Path, tally: Tally, rng: random.Random, kills: int, duration: float) -> list[int]:
+def harass(case: Case, out: Path, tally: Tally, rng: random.Random, kills: int) -> list[int]:
     """Train to the end with ``kills`` kills on the way; returns the frames that it continued from."""
     log = out.with_suffix(".log")
     cuts: list[int] = []
@@ -257,10 +271,12 @@ def harass(case: Case, out: Path, tally: Tally, rng: random.Random, kills: int, 
             phase: str | None = kill_while_importing(arguments, log, rng)
             status = 0
         else:
-            moment = Moment.choose(rng, duration) if kills else None
-            status = status_of(capo_process(arguments, log, moment))
+            moment = Moment.choose(rng, tally.seconds[str(case)]) if kills else None
+            status, seconds = ending_of(capo_process(arguments, log, moment))
             phase = PHASE.get() if status == -signal.SIGKILL else None
             status = 0 if phase else status
+            if phase is None:
+                tally.seconds[str(case)] = min(tally.seconds[str(case)], seconds)
         said = log.read_bytes()[length:].decode(errors="replace")
         tally.tracebacks += said.count("Traceback")
         if begun and not continued(said, before):
@@ -356,22 +372,22 @@ def prepare_fork() -> None:
 def soak(cases: list[Case], kills: int, seed: int, folder: Path, say: Callable[[str], None]) -> Tally:
     """Kill until there were so many kills; every training is finished and compared."""
     rng, tally = random.Random(seed), Tally()
-    references, durations = {}, {}
+    references = {}
     for case in cases:
         name = f"{case.algorithm}-{case.env}"
         references[case] = folder / f"{name}-reference"
-        begin = time.monotonic()
+        shutil.rmtree(references[case], ignore_errors=True)
         log = folder / f"{name}-reference.log"
-        if status_of(capo_process(case.command(references[case]), log)):
+        status, seconds = ending_of(capo_process(case.command(references[case]), log))
+        if status:
             raise SystemExit(f"{name}: failed without any kill:\n{log.read_text()[-2000:]}")
-        durations[case] = time.monotonic() - begin
-        say(f"{name}: {durations[case]:.1f} s undisturbed")
+        tally.seconds[str(case)] = seconds
+        say(f"{name}: {seconds:.1f} s of processor time, undisturbed")
     while sum(tally.kills.values()) < kills:
         case = cases[tally.runs % len(cases)]
         left = kills - sum(tally.kills.values())
         out = folder / f"{tally.runs:03d}-{case.algorithm}-{case.env}"
-        # The next ones find their programs compiled, which takes about half of the time.
-        cuts = harass(case, out, tally, rng, min(KILLS_OF_A_RUN, left), durations[case] / 2)
+        cuts = harass(case, out, tally, rng, min(KILLS_OF_A_RUN, left))
         reference = references[case]
         if case.env == "CartPole-v1" and cuts:
             reference = out.with_name(f"{out.name}-reference")
@@ -397,7 +413,7 @@ def soak_together(cases: list[Case], kills: int, seed: int, folder: Path, worker
     children = []
     for index, part in enumerate(parts):
         own = folder / f"worker-{index}"
-        own.mkdir()
+        own.mkdir(exist_ok=True)
         child = os.fork()
         if not child:
             PHASE = Phase()  # memory of its own
