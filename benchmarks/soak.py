@@ -86,7 +86,7 @@ CASES = [
 
 @dataclass(frozen=True)
 class Moment:
-    """When a training kills itself: so many seconds of its processor time after a phase has begun for the n-th time.
+    """When a training kills itself: seconds of processor time after a phase has begun for the n-th time.
 
     The process does it itself, in a thread: a signal from outside would miss what takes a millisecond.
     """
