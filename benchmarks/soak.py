@@ -13,7 +13,8 @@ metrics.csv (but for the time columns) and every return of evaluation.json must 
   killed one continued from.
 
 "lost" counts resumes that failed or did not continue from the newest checkpoint. Most trainings are forks of this
-process, which has imported everything but not started jax; some are new processes, killed during their imports.
+process, which has imported everything but not started jax, and most of those take their compiled program from a
+file; some are new processes, killed during their imports.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import argparse
 import json
 import mmap
 import os
+import pickle
 import random
 import shutil
 import signal
@@ -32,14 +34,15 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 CACHE = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
 PHASES = ("start", "compile", "training", "log", "checkpoint", "evaluation", "summary")
-KILLS_OF_A_RUN = 8  # then it may finish
+KILLS_OF_A_RUN = 12  # then it may finish
+TRACED = 0.15  # share of trainings that trace and compile their program themselves
 _SIZES: dict[str, dict[str, Any]] = {
     "ncapo": {"n_envs": 4, "rollout_length": 4, "batch_size": 4, "gradient_steps": 2, "replay_rollouts": 32},
     "ppo": {"n_envs": 4, "rollout_length": 8, "batch_size": 8, "epochs": 1},
@@ -168,6 +171,51 @@ class Phase:
 PHASE = Phase()
 
 
+class Programs:
+    """The compiled program of a case in a file: most trainings take it from there instead of tracing it again."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def keep(self) -> None:
+        """In the child of the reference: write what its learner compiles."""
+        for owner, programs in self._learners():
+            real = owner.compile
+
+            def compile(learner: Any, era: int = 0, real: Any = real, programs: str = programs) -> float:
+                from jax.experimental import serialize_executable
+
+                seconds: float = real(learner, era)
+                if not self.file.exists():
+                    program = serialize_executable.serialize(getattr(learner, programs)[0])
+                    self.file.write_bytes(pickle.dumps((program, learner.shapes(range(learner.n_seeds)))))
+                return seconds
+
+            owner.compile = compile
+
+    def use(self) -> None:
+        """In a child: take the program from the file."""
+        from jax.experimental import serialize_executable
+
+        for owner, programs in self._learners():
+
+            def compile(learner: Any, era: int = 0, programs: str = programs) -> float:
+                if not getattr(learner, programs):
+                    program, _ = pickle.loads(self.file.read_bytes())
+                    getattr(learner, programs)[era] = serialize_executable.deserialize_and_load(*program)
+                    learner.compile_seconds = 0.0
+                return 0.0
+
+            owner.compile = compile
+            owner.shapes = lambda *_: pickle.loads(self.file.read_bytes())[1]
+
+    def _learners(self) -> list[tuple[Any, str]]:
+        from capo.neural.learners.host import HostLearner
+        from capo.neural.learners.jitted import JittedLearner
+
+        return [(JittedLearner, "_compiled"), (HostLearner, "_steps")]
+
+
 def forked(action: Callable[[], int], log: Path) -> int:
     """Run ``action`` in a fork whose output goes to ``log``; returns its process id."""
     PHASE.set("start")
@@ -190,12 +238,16 @@ def forked(action: Callable[[], int], log: Path) -> int:
     os._exit(status)
 
 
-def capo_process(arguments: list[str], log: Path, kill_at: Moment | None = None) -> int:
-    """``capo ARGUMENTS`` in a fork that tells its phase, and kills itself at a moment."""
+def capo_process(
+    arguments: list[str], log: Path, kill_at: Moment | None = None, before: Callable[[], None] | None = None
+) -> int:
+    """``capo ARGUMENTS`` in a fork that tells its phase, and kills itself at a moment; ``before`` runs first."""
 
     def action() -> int:
         from capo.cli import main
 
+        if before is not None:
+            before()
         PHASE.watch(kill_at)
         return main(arguments)
 
@@ -258,7 +310,7 @@ def newest(out: Path) -> int | None:
     return checkpoint.frames_of(paths[-1])
 
 
-def harass(case: Case, out: Path, tally: Tally, rng: random.Random, kills: int) -> list[int]:
+def harass(case: Case, out: Path, tally: Tally, rng: random.Random, kills: int, programs: Programs) -> list[int]:
     """Train to the end with ``kills`` kills on the way; returns the frames that it continued from."""
     log = out.with_suffix(".log")
     cuts: list[int] = []
@@ -272,7 +324,8 @@ def harass(case: Case, out: Path, tally: Tally, rng: random.Random, kills: int) 
             status = 0
         else:
             moment = Moment.choose(rng, tally.seconds[str(case)]) if kills else None
-            status, seconds = ending_of(capo_process(arguments, log, moment))
+            traced = rng.random() < TRACED
+            status, seconds = ending_of(capo_process(arguments, log, moment, None if traced else programs.use))
             phase = PHASE.get() if status == -signal.SIGKILL else None
             status = 0 if phase else status
             if phase is None:
@@ -372,22 +425,25 @@ def prepare_fork() -> None:
 def soak(cases: list[Case], kills: int, seed: int, folder: Path, say: Callable[[str], None]) -> Tally:
     """Kill until there were so many kills; every training is finished and compared."""
     rng, tally = random.Random(seed), Tally()
-    references = {}
+    references, programs = {}, {}
     for case in cases:
         name = f"{case.algorithm}-{case.env}"
         references[case] = folder / f"{name}-reference"
         shutil.rmtree(references[case], ignore_errors=True)
         log = folder / f"{name}-reference.log"
-        status, seconds = ending_of(capo_process(case.command(references[case]), log))
+        programs[case] = Programs(folder / f"{name}.program")
+        programs[case].file.unlink(missing_ok=True)
+        child = capo_process(case.command(references[case]), log, before=programs[case].keep)
+        status, seconds = ending_of(child)
         if status:
             raise SystemExit(f"{name}: failed without any kill:\n{log.read_text()[-2000:]}")
-        tally.seconds[str(case)] = seconds
+        tally.seconds[str(case)] = seconds / 4  # the others don't compile; whoever ends says how long it took
         say(f"{name}: {seconds:.1f} s of processor time, undisturbed")
     while sum(tally.kills.values()) < kills:
         case = cases[tally.runs % len(cases)]
         left = kills - sum(tally.kills.values())
         out = folder / f"{tally.runs:03d}-{case.algorithm}-{case.env}"
-        cuts = harass(case, out, tally, rng, min(KILLS_OF_A_RUN, left))
+        cuts = harass(case, out, tally, rng, min(KILLS_OF_A_RUN, left), programs[case])
         reference = references[case]
         if case.env == "CartPole-v1" and cuts:
             reference = out.with_name(f"{out.name}-reference")
@@ -419,7 +475,7 @@ def soak_together(cases: list[Case], kills: int, seed: int, folder: Path, worker
             PHASE = Phase()  # memory of its own
             share = kills // len(parts) + (index < kills % len(parts))
             found = soak(part, share, seed + index, own, lambda text: print(text, flush=True))
-            (own / "tally.json").write_text(json.dumps(asdict(found)))
+            (own / "tally.json").write_text(json.dumps(vars(found)))
             os._exit(0)
         children.append((child, own))
     total = Tally()
