@@ -155,8 +155,10 @@ def wait_until(condition: Any, seconds: float = 60) -> None:
         time.sleep(0.002)
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("delay", [0.0, 0.3, 1.0, 2.0])
+@pytest.mark.parametrize(
+    ("signum", "delay"),
+    [(signal.SIGINT, delay) for delay in (0.0, 0.3, 1.0, 2.0)] + [(signal.SIGTERM, 0.1), (signal.SIGHUP, 1.5)],
+)
 def test_a_signal_at_the_start_is_one_line(signum: signal.Signals, delay: float, tmp_path: Path) -> None:
     """While modules are imported and while the program is compiled."""
     options = ["--preset", "cpu", "--frames", "1e6", "--out", "run"]

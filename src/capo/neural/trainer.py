@@ -240,9 +240,10 @@ class Trainer:
         self._interrupts.answer()
         with contextlib.suppress(CapoError):
             self._checkpoint()
-        signum, frames = self._interrupts.signum, self.seeds.iteration * self.plan.frames_per_iteration
+        signum, groups = self._interrupts.signum, self.seeds.groups
         assert signum is not None
-        return Interrupted(signum, frames, self.newest)
+        at = next((group for group in groups if group.sound and group.iteration < self.plan.target), groups[-1])
+        return Interrupted(signum, at.iteration * self.plan.frames_per_iteration, self.newest)
 
     def _advance(self, group: SeedGroup) -> Rows:
         """Run one chunk of a group; returns its log point."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -43,7 +44,7 @@ class _Hearing:
     def __init__(self, handle: Callable[[int, FrameType | None], None], heard: Callable[[int], None]) -> None:
         self._handle, self._heard = handle, heard
         self._old: dict[int, Any] = {}
-        self._pipe: tuple[int, int] | None = None
+        self._bell: socket.socket | None = None  # what the system writes the signals' numbers to
         self._wakeup = -1
 
     def __enter__(self) -> _Hearing:
@@ -52,19 +53,21 @@ class _Hearing:
         for signum in SIGNALS:
             if signal.getsignal(signum) not in (signal.SIG_IGN, None):
                 self._old[signum] = signal.signal(signum, self._handle)
-        self._pipe = os.pipe()
-        os.set_blocking(self._pipe[1], False)
-        self._wakeup = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
-        threading.Thread(target=self._listen, args=(self._pipe[0],), daemon=True).start()
+        self._bell, ear = socket.socketpair()
+        self._bell.setblocking(False)
+        self._wakeup = signal.set_wakeup_fd(self._bell.fileno(), warn_on_full_buffer=False)
+        threading.Thread(target=self._listen, args=(ear,), daemon=True).start()
         _ENTERED.append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._pipe is not None:
+        if self._bell is not None:
             _ENTERED.remove(self)
             self.restore()
-            os.close(self._pipe[1])  # the thread reads the end, and ends
-            self._pipe = None
+            with contextlib.suppress(OSError):
+                self._bell.shutdown(socket.SHUT_RDWR)  # the thread ends, also if a forked child has a copy
+            self._bell.close()
+            self._bell = None
 
     def restore(self) -> None:
         """Put back what there was."""
@@ -73,13 +76,12 @@ class _Hearing:
             signal.signal(signum, handler)
         self._old = {}
 
-    def _listen(self, read: int) -> None:
-        with contextlib.suppress(OSError):
-            while numbers := os.read(read, 64):
+    def _listen(self, ear: socket.socket) -> None:
+        with ear, contextlib.suppress(OSError):
+            while numbers := ear.recv(64):
                 for signum in numbers:
                     if signum in self._old:
                         self._heard(signum)
-        os.close(read)
 
 
 _ENTERED: list[_Hearing] = []
@@ -145,7 +147,7 @@ class Interrupts:
         if signum != signal.SIGINT:
             self._forced = True
             main = threading.main_thread().ident
-            if main is not None:
+            if main is not None and hasattr(signal, "pthread_kill"):
                 signal.pthread_kill(main, signum)  # wakes it from a sleep or a wait
         if not self._answered.wait(GRACE):
             _end(signum)
