@@ -41,6 +41,7 @@ from typing import Any
 
 CACHE = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
 PHASES = ("start", "compile", "training", "log", "checkpoint", "evaluation", "summary")
+WRITES = ("log", "checkpoint")  # phases of a few milliseconds
 KILLS_OF_A_RUN = 12  # then it may finish
 TRACED = 0.15  # share of trainings that trace and compile their program themselves
 _SIZES: dict[str, dict[str, Any]] = {
@@ -103,15 +104,19 @@ class Moment:
         """In a phase that is chosen first, or at any moment of a training that takes ``duration`` seconds."""
         if rng.random() < 0.5:
             return Moment("start", 1, rng.uniform(0, duration))
-        phase = rng.choice(PHASES)
-        often = phase in ("training", "log", "checkpoint")
-        return Moment(phase, rng.randint(1, 6) if often else 1, rng.uniform(0, 0.01 if often else 0.3))
+        phase = rng.choice((*PHASES, "log", "checkpoint", "checkpoint"))
+        if phase in WRITES:
+            return Moment(phase, rng.randint(1, 4), rng.uniform(0, 0.004))
+        return Moment(phase, rng.randint(1, 6) if phase == "training" else 1, rng.uniform(0, 0.3))
 
     def kill(self) -> None:
         """Wait for it, then end the process."""
-        end = time.process_time() + self.delay
-        while time.process_time() < end:
-            time.sleep(0.001)
+        if self.phase in WRITES:  # waits for the disk rather than the processor
+            time.sleep(self.delay)
+        else:
+            end = time.process_time() + self.delay
+            while time.process_time() < end:
+                time.sleep(0.001)
         os.kill(os.getpid(), signal.SIGKILL)
 
 
