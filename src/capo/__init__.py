@@ -1,13 +1,9 @@
 """Coordinate Ascent Policy Optimization: exact on tabular MDPs, neural on discrete-action environments."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from capo.errors import CapoError, CapoWarning
-from capo.tabular import baselines, mdps, theory
-from capo.tabular.mdp import MDP
-from capo.tabular.proof import prove, verify
-from capo.tabular.solver import Result, solve, solve_many
-from capo.update import StepSize
 
 if TYPE_CHECKING:
     from capo.neural.algorithms.a2c import A2C
@@ -16,6 +12,11 @@ if TYPE_CHECKING:
     from capo.neural.algorithms.ppo import PPO
     from capo.neural.algorithms.rainbow import Rainbow
     from capo.neural.algorithms.registry import load
+    from capo.tabular import baselines, mdps, theory
+    from capo.tabular.mdp import MDP
+    from capo.tabular.proof import prove, verify
+    from capo.tabular.solver import Result, solve, solve_many
+    from capo.update import StepSize
 
 __version__ = "0.1.0"
 __all__ = [
@@ -40,15 +41,38 @@ __all__ = [
     "verify",
 ]
 
+_TABULAR = {
+    "MDP": "mdp",
+    "Result": "solver",
+    "prove": "proof",
+    "solve": "solver",
+    "solve_many": "solver",
+    "verify": "proof",
+}
+
 
 def __getattr__(name: str) -> Any:
-    """The neural half is imported at its first use: it brings jax, which the tabular half does not need."""
+    """Everything is imported at its first use: the tabular half needs no jax, and a command starts at once."""
+    found = _find(name)
+    globals()[name] = found
+    return found
+
+
+def _find(name: str) -> Any:
+    if name in _TABULAR:
+        return getattr(import_module(f"capo.tabular.{_TABULAR[name]}"), name)
+    if name in ("baselines", "mdps", "theory"):
+        return import_module(f"capo.tabular.{name}")
+    if name == "StepSize":
+        return import_module("capo.update").StepSize
     if name == "load" or name[:1].isupper():
         from capo.neural.algorithms import registry
 
         agents = {row.agent.__name__: row.agent for row in registry.ROWS.values()}
         if name in agents or name == "load":
             return registry.load if name == "load" else agents[name]
+    if name in ("tabular", "update"):
+        return import_module(f"capo.{name}")
     raise AttributeError(f"module 'capo' has no attribute {name!r}")
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import os
 import re
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from capo import __version__
-from capo.commands import bench, evaluate, report, reproduce, resume, solve, train, verify, watch
 from capo.errors import CapoError
 from capo.modules import without_current_folder
+from capo.runs.interrupts import EndsAtOnce
 
 _EXAMPLES = """\
 examples:
@@ -27,6 +29,8 @@ examples:
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands."""
+    from capo.commands import bench, evaluate, report, reproduce, resume, solve, train, verify, watch
+
     parser = argparse.ArgumentParser(
         prog="capo",
         description="Coordinate Ascent Policy Optimization: train agents, solve MDPs, reproduce the paper.",
@@ -40,20 +44,8 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _module_path(run: object) -> contextlib.AbstractContextManager[None]:
-    """Where a command finds modules: ``capo train module:id``, which the user types, also in the current folder.
-
-    Commands that open the files of a run, which may be a stranger's, never look there.
-    """
-    if run in (evaluate.run, report.run, resume.run, watch.run):
-        return without_current_folder()
-    if "" not in sys.path and os.curdir not in sys.path:
-        sys.path.append(os.curdir)
-    return contextlib.nullcontext()
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; a user's mistake is one line on standard error and exit status 2."""
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options of a command line; ``run`` among them is the command."""
     parser = build_parser()
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
@@ -61,8 +53,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
         each = " ".join(f"--set {text}" for text in settings)
         hint = f" (each setting needs its own --set: {each})" if settings else ""
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; a user's mistake is one line on standard error and exit status 2."""
+    return run(parse(arguments))
+
+
+def _module_path(options: argparse.Namespace) -> contextlib.AbstractContextManager[None]:
+    """Where a command finds modules: ``capo train module:id``, which the user types, also in the current folder.
+
+    Commands that open the files of a run, which may be a stranger's, never look there.
+    """
+    if getattr(options, "opens_runs", False):
+        return without_current_folder()
+    if "" not in sys.path and os.curdir not in sys.path:
+        sys.path.append(os.curdir)
+    return contextlib.nullcontext()
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run a command that was parsed."""
     try:
-        with _module_path(options.run):
+        with _module_path(options):
             return int(options.run(options))
     except CapoError as error:
         message = str(error)
@@ -86,13 +100,60 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def entry() -> None:
     """The command ``capo``."""
-    status = main()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    if status == 130:  # the compiler's threads may still be running, and must not see Python shut down
+    _mend_streams()
+    ending = EndsAtOnce()
+    with ending:
+        options = parse()
+        if not getattr(options, "ends_at_once", False):
+            ending.__exit__()  # a command that cleans up after itself: KeyboardInterrupt, as in any program
+        status = run(options)
+    status = _flush(status)
+    if status >= 128:  # the compiler's threads may still be running, and must not see Python shut down
         os._exit(status)
     sys.exit(status)
+
+
+def _mend_streams() -> None:
+    """Make the standard streams safe to use.
+
+    A closed one is opened on nothing: the next file would take its place. Letters that an encoding lacks are
+    escaped. Standard error never fails: it tells of the work, and is no reason to stop it.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "r" if number == 0 else "w", closefd=False))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    raw = io.BufferedWriter(_Forgiving(2, "w", closefd=False))
+    sys.stderr = io.TextIOWrapper(raw, sys.stderr.encoding, "backslashreplace", line_buffering=True)
+
+
+class _Forgiving(io.FileIO):
+    """A file that drops what can't be written: the terminal was closed, the disk is full."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data) or 0
+        except OSError:
+            return memoryview(data).nbytes
+
+
+def _flush(status: int) -> int:
+    """Write what is left; the exit status, 1 instead of 0 if that was not possible."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.flush()
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError) as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python would try again, and complain
+        if not isinstance(error, BrokenPipeError):
+            print(f"capo: cannot write to standard output ({error})", file=sys.stderr)
+            return status or 1
+    return status
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ Everything goes to standard error, so that results can be piped.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 import time
@@ -48,7 +49,8 @@ class Lines(Ticker):
         self._printed = time.monotonic()
 
     def message(self, text: str) -> None:
-        print(text, file=self.stream, flush=True)
+        with contextlib.suppress(OSError):  # progress that can't be shown is no reason to stop
+            print(text, file=self.stream, flush=True)
 
     def show(self, text: str, share: float | None = None) -> None:
         done = "" if share is None else f"{math.floor(100 * share)}%  "
@@ -58,7 +60,7 @@ class Lines(Ticker):
 
     def _print(self) -> None:
         if self._pending is not None:
-            print(self._pending, file=self.stream, flush=True)
+            self.message(self._pending)
         self._pending, self._printed = None, time.monotonic()
 
     def close(self) -> None:

@@ -23,6 +23,7 @@ from capo.neural.algorithms import settings
 from capo.neural.algorithms.registry import learner_for
 from capo.neural.algorithms.settings import Settings, override
 from capo.neural.parts import networks
+from capo.neural.parts.iterations import Iteration
 from capo.neural.parts.replay import Rollout
 
 NAMES = tuple(algorithms.ROWS)
@@ -364,7 +365,7 @@ def test_a_falling_entropy_weight_is_half_of_it_halfway_and_gone_in_the_end(name
             truncated=jnp.zeros((4, 4), bool),
             log_mu=jnp.log(jnp.full((4, 4), 0.5)),
         )
-        learnt, _ = algorithm.learn(state, batch, jnp.int32(iteration - counted), jax.random.PRNGKey(1))
+        learnt, _ = algorithm.learn(state, batch, Iteration.number(iteration - counted), jax.random.PRNGKey(1))
         return [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(learnt.params)]
 
     def falling(iteration: int) -> Any:

@@ -23,7 +23,6 @@ import capo
 from capo import files
 from capo.cli import main
 from capo.neural import trainer
-from capo.neural.metrics import Diverged
 from capo.runs import checkpoint
 from capo.runs import writer as run
 from capo.runs.checkpoint import Interval
@@ -79,24 +78,6 @@ def test_diverging_without_a_folder(tmp_path: Path) -> None:
         with pytest.raises(capo.CapoError, match=r"can't be used any more.*No checkpoint was kept"):
             use()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_seed_that_was_finished_can_be_asked_when_another_diverged(monkeypatch: pytest.MonkeyPatch) -> None:
-    agent = capo.NCAPO("CartPole-v1", seeds=2, **TINY_640)
-
-    def diverge(_: Any, seeds: list[int], last: int, *__: Any) -> None:
-        if seeds == [1]:
-            raise Diverged(f"iteration {last}, seed 1: actor_loss nan")
-
-    monkeypatch.setattr(trainer, "check_finite", diverge)
-    with pytest.raises(capo.CapoError, match="diverged at iteration 1, seed 1"):
-        agent.learn(160)
-    assert agent.predict(np.zeros(4))[0].shape == ()
-    for use in (lambda: agent.use_seed(1).predict(np.zeros(4)), lambda: agent.evaluate(2)):
-        with pytest.raises(
-            capo.CapoError, match="can't be used any more: training diverged at iteration 1, seed 1"
-        ):
-            use()
 
 
 def test_a_state_that_is_not_finite_is_never_kept_or_written(tmp_path: Path) -> None:

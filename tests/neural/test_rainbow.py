@@ -19,6 +19,7 @@ from capo.neural.algorithms import rainbow
 from capo.neural.algorithms.rainbow import RainbowConfig
 from capo.neural.algorithms.registry import learner_for
 from capo.neural.parts import noisy, transitions
+from capo.neural.parts.iterations import Iteration
 from capo.neural.parts.replay import ReplaySpec, Rollout
 from capo.neural.trainer import Plan, Trainer
 from capo.progress import Ticker
@@ -143,7 +144,7 @@ def test_n_step_returns_across_episode_ends_and_the_rings_seam(length: int) -> N
         both = np.concatenate([played["obs"][now], played["final"][now]])
         rows = {name: jnp.asarray(played[name][now].T) for name in ("action", "reward", "terminated", "truncated")}
         rollouts = Rollout(obs=jnp.asarray(both.T[..., None], jnp.float32), log_mu=rows["reward"], **rows)
-        ring = transitions.add(spec, ring, rollouts, jnp.int32(i))
+        ring = transitions.add(spec, ring, rollouts, Iteration.number(i))
         end = (i + 1) * length
         # Exactly the steps whose returns are complete can be drawn.
         times = np.arange(max(0, end - spec.steps), end)
@@ -171,10 +172,10 @@ def test_new_transitions_get_the_largest_priority() -> None:
     spec = transitions.spec_for(inside, 24, 1)
     rows = jnp.zeros((2, 4))
     rollouts = Rollout(jnp.zeros((2, 5, 1)), rows.astype(int), rows, rows > 0, rows > 0, rows)
-    ring = transitions.add(spec, transitions.empty(spec), rollouts, jnp.int32(0))
+    ring = transitions.add(spec, transitions.empty(spec), rollouts, Iteration.number(0))
     ring = transitions.prioritise(ring, jnp.array([0, 3]), jnp.array([7.0, 0.5]))
     assert float(ring.largest) == 7
-    ring = transitions.add(spec, ring, rollouts, jnp.int32(1))
+    ring = transitions.add(spec, ring, rollouts, Iteration.number(1))
     priority = np.asarray(ring.priority).reshape(-1)
     assert priority[[0, 3, 1, 2]].tolist() == [7, 0.5, 1, 1]
     assert (priority[6:14] == 7).all()  # the step that was incomplete before, and the new ones

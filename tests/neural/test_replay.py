@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from capo.neural.parts import replay
+from capo.neural.parts.iterations import Iteration
 from capo.neural.parts.replay import Rollout
 
 
@@ -34,12 +35,12 @@ def fill(spec, iterations):
     buffer = replay.empty(spec)
     for i in range(iterations):
         new = rollouts_of(spec, i)
-        buffer = replay.add(spec, buffer, new._replace(obs=replay.pack(spec, new.obs)), jnp.int32(i))
+        buffer = replay.add(spec, buffer, new._replace(obs=replay.pack(spec, new.obs)), Iteration.number(i))
     return buffer
 
 
 def sampled_iterations(spec, buffer, iteration):
-    index = replay.draw(spec, jax.random.PRNGKey(0), jnp.int32(iteration), (500,))
+    index = replay.draw(spec, jax.random.PRNGKey(0), Iteration.number(iteration), (500,))
     batch = replay.take(spec, buffer, index)
     return set(np.asarray(batch.reward)[:, 0].astype(int).tolist())
 

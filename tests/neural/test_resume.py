@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 import signal
@@ -216,3 +217,25 @@ def test_a_second_interrupt_ends_at_once() -> None:
         assert interrupts.signum == signal.SIGINT
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize(("moment", "total"), [(1, 640), (2, 6400)])
+def test_a_longer_plan_is_in_the_checkpoint_and_in_config_json_or_in_neither(
+    moment: int, total: int, tmp_path: Path
+) -> None:
+    """Killed before the checkpoint of the new plan, and between it and config.json."""
+    out = tmp_path / "run"
+    capo.NCAPO(ENV, out=out, log_every=80, **TINY_640).learn(640)
+    killed = start(
+        "resume", str(out), "--frames", "6400", before=f"{KILLER}\nkill_at(files.os, 'replace', {moment})"
+    )
+    output, _ = killed.communicate(timeout=100)
+    assert killed.returncode == -signal.SIGKILL, output
+    assert [path.name for path in (out / "checkpoints").iterdir() if path.suffix == ".safetensors"] == [
+        "checkpoint-000000000000.safetensors",
+        "checkpoint-000000000640.safetensors",
+    ]
+    agent = capo.NCAPO.resume(out)
+    assert agent.frames + agent.frames_left == total
+    config = json.loads((out / "config.json").read_text())
+    assert (config["frames"], config["config"]) == (total, agent.config.to_dict())

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     from capo.neural.agent import Agent
 
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+Rows: TypeAlias = list[dict[str, float]]
 
 
 class formatter(argparse.RawDescriptionHelpFormatter):
@@ -32,11 +35,19 @@ class formatter(argparse.RawDescriptionHelpFormatter):
 
 
 def add_command(
-    subparsers: Subparsers, name: str, run: Callable[..., int], **texts: Any
+    subparsers: Subparsers, name: str, run: Callable[..., int], opens_runs: bool = False, **texts: Any
 ) -> argparse.ArgumentParser:
-    """The parser of a new command: ``run`` takes the parsed options and returns the exit status."""
+    """The parser of a new command.
+
+    Args:
+        subparsers: where it is added.
+        name: the command's.
+        run: takes the parsed options and returns the exit status.
+        opens_runs: whether it opens files that may be a stranger's; no module of the current folder is imported.
+        **texts: help, description, epilog.
+    """
     parser = subparsers.add_parser(name, formatter_class=formatter, **texts)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, opens_runs=opens_runs)
     return parser
 
 
@@ -57,6 +68,28 @@ def positive_integer(text: str) -> int:
     return int(number)
 
 
+class AfterTraining:
+    """What follows a training. None of it may fail the run: what could not be done is told at the end."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+
+    @contextlib.contextmanager
+    def attempt(self, what: str) -> Iterator[None]:
+        """Note an error instead of raising it; ``what`` names what is attempted."""
+        try:
+            yield
+        except BrokenPipeError:  # nobody reads any more, which is up to them
+            pass
+        except Exception as error:  # also a user's environment, matplotlib, a full device
+            self.problems.append(f"{what}: {str(error) or type(error).__name__}")
+
+    def say(self, text: str) -> None:
+        """A line on standard output."""
+        with self.attempt("standard output"):
+            print(text, flush=True)
+
+
 def finish(agent: Agent, frames: int, horizon: int | None = None) -> int:
     """Train to the end of the run, evaluate, draw the curve and print where everything is.
 
@@ -66,10 +99,11 @@ def finish(agent: Agent, frames: int, horizon: int | None = None) -> int:
         horizon: frames that the schedules are spread over, if that changes.
 
     Returns:
-        0, or 128 + the signal that stopped the run.
+        0; 1 if the training is complete but something after it failed; 128 + the signal that stopped the run.
     """
     from capo.runs.interrupts import Interrupted
 
+    after = AfterTraining()
     if frames > 0:
         try:
             agent.learn(frames, progress_bar=True, horizon=horizon)
@@ -81,39 +115,69 @@ def finish(agent: Agent, frames: int, horizon: int | None = None) -> int:
                 file=sys.stderr,
             )
             return 128 + stopped.signum
-    summarise(agent)
-    return 0
+        except Exception as error:
+            if agent.frames_left or not agent.saved:
+                raise
+            after.problems.append(f"the last evaluation during training: {error}")
+    summarise(agent, after)
+    if not after.problems:
+        return 0
+    problems = "".join(f"\n  {text}" for text in dict.fromkeys(after.problems))
+    again = f"capo resume {agent.out} tries the evaluation and the curve again"
+    told = f"the training is complete and saved, but not all that follows:{problems}"
+    print(f"capo: {told}\n{again}", file=sys.stderr)
+    return 1
 
 
-def summarise(agent: Agent) -> None:
+def summarise(agent: Agent, after: AfterTraining) -> None:
     """Write evaluation.json and curve.png, and print a summary of the run."""
-    from capo.report import figures
-    from capo.report.run_figures import draw_training
-    from capo.runs.layout import CHECKPOINTS, CURVE, EVALUATION, METRICS
+    from capo.runs.layout import CHECKPOINTS, METRICS
     from capo.runs.reader import read_metrics
-    from capo.runs.writer import write_evaluation
 
     out = agent.out
     assert out is not None
-    rows = read_metrics(out)
+    rows: Rows = []
+    with after.attempt(METRICS):
+        rows = read_metrics(out)
     files = [METRICS, "tensorboard/", f"{CHECKPOINTS}/"]
     several = f" per seed, {len(agent.seeds)} seeds" if len(agent.seeds) > 1 else ""
-    print(f"trained {agent.algorithm} on {agent.env.name}: {agent.frames:,} frames{several}")
+    after.say(f"trained {agent.algorithm} on {agent.env.name}: {agent.frames:,} frames{several}")
     if rows:
         seconds = max(row["elapsed_seconds"] for row in rows)
         speed = agent.frames * len(agent.seeds) / max(seconds, 1e-9)
-        print(f"training took {seconds:.1f} s, {speed:,.0f} frames per second over all seeds")
-    if rows and figures.available():
-        draw_training(rows, out / CURVE, f"{agent.algorithm.upper()} on {agent.env.name}")
-        files.append(CURVE)
+        after.say(f"training took {seconds:.1f} s, {speed:,.0f} frames per second over all seeds")
+    files += [*_draw(agent, out, rows, after), *_evaluate(agent, out, after)]
+    after.say(f"files in {out}: {', '.join(files)}")
+    after.say(f"watch it play: capo watch {out} --out play.gif")
+
+
+def _draw(agent: Agent, out: Path, rows: Rows, after: AfterTraining) -> Iterator[str]:
+    """Draw the training curve; yields the name of its file."""
+    from capo.runs.layout import CURVE
+
+    with after.attempt(CURVE):
+        from capo.report import figures
+        from capo.report.run_figures import draw_training
+
+        if rows and figures.available():
+            draw_training(rows, out / CURVE, f"{agent.algorithm.upper()} on {agent.env.name}")
+            yield CURVE
+
+
+def _evaluate(agent: Agent, out: Path, after: AfterTraining) -> Iterator[str]:
+    """Evaluate, write it and print it; yields the name of the file."""
+    from capo.runs.layout import EVALUATION
+    from capo.runs.writer import write_evaluation
+
     episodes = int(agent.extra.get("eval_episodes", 100))
-    if episodes:
+    if not episodes:
+        return
+    with after.attempt("the evaluation"):
         evaluation = agent.evaluate(episodes)
-        write_evaluation(out, evaluation.to_dict())
-        files.append(EVALUATION)
-        print(f"evaluation without exploration: {evaluation}")
-        if len(agent.seeds) > 1:
+        with after.attempt(EVALUATION):
+            write_evaluation(out, evaluation.to_dict())
+            yield EVALUATION
+        after.say(f"evaluation without exploration: {evaluation}")
+        if len(evaluation.seeds) > 1:
             means = ", ".join(f"{mean:.4g}" for mean in evaluation.returns.mean(axis=1))
-            print(f"per seed: {means}")
-    print(f"files in {out}: {', '.join(files)}")
-    print(f"watch it play: capo watch {out} --out play.gif")
+            after.say(f"per seed: {means}")

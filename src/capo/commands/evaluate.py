@@ -22,6 +22,7 @@ def add_parser(subparsers: Subparsers) -> None:
         subparsers,
         "evaluate",
         run,
+        opens_runs=True,
         help="evaluate a trained agent",
         description="Play whole episodes with a trained agent, without exploration.",
         epilog=EXAMPLES,

@@ -26,6 +26,7 @@ def add_parser(subparsers: Subparsers) -> None:
         subparsers,
         "report",
         run,
+        opens_runs=True,
         help="compare runs on one page: curves, intervals, settings",
         description="Make one HTML page from the folders of runs: curves, final scores with intervals, settings.",
         epilog=EXAMPLES,

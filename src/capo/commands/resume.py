@@ -28,14 +28,17 @@ Gymnasium environment cannot be saved: unfinished episodes are lost, and new one
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    option = add_command(
+    parser = add_command(
         subparsers,
         "resume",
         run,
+        opens_runs=True,
         help="continue a run",
         description="Continue a run that was stopped or killed, as if nothing had happened.",
         epilog=EXAMPLES,
-    ).add_argument
+    )
+    parser.set_defaults(ends_at_once=True)  # a signal outside of training: all that counts is on the disk
+    option = parser.add_argument
     option("run_folder", metavar="DIR", type=Path, help="the run's folder")
     older = "if the newest checkpoint is damaged, resume from the newest intact one"
     option("--use-previous", action="store_true", help=older)
@@ -93,6 +96,8 @@ def differences(agent: Agent, config: Mapping[str, Any]) -> Iterator[str]:
         yield (
             f"this continues from the last good checkpoint, at frame {agent.frames:,}, since {config['diverged']}"
         )
+    for seed, why in agent.diverged.items():
+        yield f"seed {seed} {why}; it is not trained any more"
     if not is_jitted(agent.env):
         yield (
             f"{agent.env.name} is stepped by Gymnasium, which can't save it: episodes and rollouts in progress "

@@ -28,19 +28,21 @@ EXAMPLES = """examples:
   capo train minatar-asterix --preset paper --checkpoint-every 500000 --keep 2
   capo train CartPole-v1 --frames 100000 --eval-every 10000 --eval-episodes 20
 
-Ctrl-C (or SIGTERM) writes a checkpoint at the next log point and stops; 'capo resume DIR' continues from there.
+Ctrl-C, SIGTERM or SIGHUP writes a checkpoint at the next log point and stops; 'capo resume DIR' continues.
 """
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    option = add_command(
+    parser = add_command(
         subparsers,
         "train",
         run,
         help="train an agent",
         description="Train an agent. Settings, logs, checkpoints and the evaluation go into one folder.",
         epilog=EXAMPLES,
-    ).add_argument
+    )
+    parser.set_defaults(ends_at_once=True)  # a signal outside of training: all that counts is on the disk
+    option = parser.add_argument
     envs = "minatar-breakout, another MinAtar game, or a Gymnasium id with discrete actions"
     frames = f"(default: {FRAMES}; {FRAMES_HOST} on Gymnasium environments, which are slower)"
     interval = "how often to checkpoint: 60s, 5m, 1h, or a number of frames (default: 60s)"

@@ -21,6 +21,7 @@ def add_parser(subparsers: Subparsers) -> None:
         subparsers,
         "watch",
         run,
+        opens_runs=True,
         help="watch a trained agent play",
         description="Make a GIF of a trained agent playing, with its score.",
         epilog=EXAMPLES,

@@ -250,6 +250,8 @@ class Job:
             left = self.plan.frames
         if left:
             agent.learn(left, progress_bar=progress)
+        if agent.diverged:  # the rest without them would look better than the algorithm is
+            raise CapoError(f"{path}: " + "; ".join(f"seed {seed} {why}" for seed, why in agent.diverged.items()))
         final = agent.evaluate(self.plan.final_episodes, seed=1)
         write_evaluation(path, final.to_dict())
         self._store(agent, read_config(path), read_run(path), final.returns)

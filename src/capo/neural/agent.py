@@ -30,7 +30,7 @@ from capo.progress import show_progress
 from capo.provenance import provenance, versions
 from capo.runs import checkpoint, schema
 from capo.runs.checkpoint import Checkpoint, Interval
-from capo.runs.layout import CONFIG
+from capo.runs.layout import CHECKPOINTS, CONFIG
 from capo.runs.writer import RunWriter, check_new
 
 LOG_EVERY = 10_000  # frames per seed between two log points, if the run is long enough
@@ -138,6 +138,13 @@ class Agent(Player):
         return 0 if self._plan is None else self._plan.frames - self.frames
 
     @property
+    def saved(self) -> bool:
+        """Whether the newest checkpoint in the run's folder is of this very moment."""
+        paths = [] if self.out is None else checkpoint.CheckpointStore(self.out / CHECKPOINTS).paths()
+        now = self._states.total_iterations * self.config.frames_per_iteration
+        return bool(paths) and checkpoint.frames_of(paths[-1]) == now
+
+    @property
     def uneven(self) -> bool:
         """Whether some seeds are further than others: those that are trained in turn, if they were stopped."""
         return len({group.iteration for group in self._states.groups}) > 1
@@ -146,6 +153,11 @@ class Agent(Player):
         """``frames`` rounded up to whole iterations, as :meth:`learn` does."""
         per_iteration = self.config.frames_per_iteration
         return -(-frames // per_iteration) * per_iteration
+
+    @property
+    def diverged(self) -> dict[int, str]:
+        """The seeds that stopped being trained since a loss or parameter was no longer finite, and what it was."""
+        return self._states.diverged
 
     @property
     def wall_seconds(self) -> float:
@@ -182,9 +194,9 @@ class Agent(Player):
             The agent itself.
 
         Raises:
-            Interrupted: a KeyboardInterrupt, after SIGINT or SIGTERM; the agent is intact.
-            CapoError: if the plan can't be carried out (nothing has changed then), a loss or parameter stops
-                being finite, or a write fails.
+            Interrupted: a KeyboardInterrupt, after SIGINT, SIGTERM or SIGHUP; the agent is intact.
+            CapoError: if the plan can't be carried out (nothing has changed then), a loss or parameter of every
+                seed stops being finite (if only some do: see :attr:`diverged`), or a write fails.
         """
         frames = whole("frames", frames)
         if callback is not None and not callable(callback):
@@ -217,9 +229,9 @@ class Agent(Player):
                     run = RunWriter.create(self.out, config)
                     stack.callback(self._release, run)
                 with run.withdrawn_on_error():
-                    run.update_config(config)
                     content = partial(self._content, plan)
                     trainer.write_to(run, self.checkpoint_every, content, new_plan=plan != self._plan)
+                    run.update_config(config)  # after the checkpoint, which is what counts if only one is written
                 self._run_exists = True
             self._plan, self.config = plan, plan.settings
             trainer.train(None if callback is None else partial(callback, self))
@@ -325,9 +337,14 @@ class Agent(Player):
             "start_frames": self.frames,
             "extra": self.extra,
             "diverged": None,
+            "diverged_seeds": {str(seed): why for seed, why in self.diverged.items()},
             "precision": self.precision,
             **provenance(),
         }
+
+    def _run_plan(self) -> dict[str, Any]:
+        """What of config.json a new plan changes."""
+        return {"frames": self.frames + self.frames_left, "config": self.config.to_dict()}
 
     def _content(self, plan: Plan | None) -> dict[str, Any]:
         """What a checkpoint holds besides arrays."""
@@ -446,6 +463,7 @@ class Agent(Player):
             _check_same_settings(path, cls._algorithm.Config.from_dict(config["config"]), agent.config)
             run.store.set_aside_after(saved.path)
         short = run.cut_logs({} if saved is None else saved.content.get("logs", {}))
+        run.follow_plan(agent._run_plan())
         agent.out, agent._run_exists = path, True
         agent.checkpoint_every, agent.keep = every, int(config["keep"])
         agent.extra = dict(config["extra"])

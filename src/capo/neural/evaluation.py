@@ -17,12 +17,14 @@ class Evaluation:
         seeds: the seeds whose policies played, in that order.
         deterministic: whether the most likely action was taken rather than a sampled one.
         frames: of training behind the policies.
+        diverged: the seeds that were left out since they diverged.
     """
 
     returns: np.ndarray[Any, Any]
     seeds: tuple[int, ...]
     deterministic: bool
     frames: int
+    diverged: tuple[int, ...] = ()
 
     @property
     def mean(self) -> float:
@@ -51,6 +53,7 @@ class Evaluation:
             "deterministic": self.deterministic,
             "frames": self.frames,
             "seeds": list(self.seeds),
+            **({"diverged": list(self.diverged)} if self.diverged else {}),
             "mean_by_seed": [float(mean) for mean in self.returns.mean(axis=1)],
             "returns": [[float(value) for value in row] for row in self.returns],
         }
@@ -59,7 +62,8 @@ class Evaluation:
         error = "" if np.isnan(self.standard_error) else f" ± {self.standard_error:.2g}"
         many = f" x {len(self.seeds)} seeds" if len(self.seeds) > 1 else ""
         how = "most likely actions" if self.deterministic else "sampled actions"
-        return f"return {self.mean:.4g}{error} ({self.returns.shape[1]} episodes{many}, {how})"
+        without = f"; without seed {', '.join(map(str, self.diverged))}, diverged" if self.diverged else ""
+        return f"return {self.mean:.4g}{error} ({self.returns.shape[1]} episodes{many}, {how}{without})"
 
     def __repr__(self) -> str:
         return f"<Evaluation: {self}>"

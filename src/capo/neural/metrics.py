@@ -12,7 +12,7 @@ import numpy as np
 from capo.arrays import NDArray, PyTree
 from capo.errors import CapoError
 from capo.neural.algorithms.base import UPDATE_METRICS
-from capo.runs.layout import FRAMES, ITERATION, SEED
+from capo.runs.layout import FRAMES, ITERATION, SEED, is_timing
 
 Rows = list[dict[str, float]]
 
@@ -66,6 +66,12 @@ def rows(metrics: Mapping[str, NDArray], seeds: Sequence[int], iteration: int, f
     return found
 
 
+def blank(row: Mapping[str, float]) -> dict[str, float]:
+    """The row of a seed that diverged: where it was, and nothing else."""
+    kept = (SEED, ITERATION, FRAMES)
+    return {name: value if name in kept or is_timing(name) else math.nan for name, value in row.items()}
+
+
 def _weighted(values: NDArray, weight: NDArray) -> float:
     """The weighted mean of (n,) values; nan where all weights are 0, whose values may be nan."""
     total = np.where(weight > 0, values, 0.0) @ weight
@@ -77,10 +83,10 @@ def _order(column: str) -> tuple[int, str]:
     return (_FIRST.index(column) if column in _FIRST else len(_FIRST), column)
 
 
-def check_finite(
+def divergences(
     metrics: Mapping[str, NDArray], seeds: Sequence[int], last: int, env: str, params: PyTree
-) -> None:
-    """Raise if a reward, observation, loss or parameter is not finite.
+) -> dict[int, Diverged]:
+    """The seeds with a reward, observation, loss or parameter that is not finite, and what it was.
 
     Args:
         metrics: arrays (iterations, K).
@@ -88,29 +94,34 @@ def check_finite(
         last: the number of the last of these iterations.
         env: the environment's name.
         params: networks of all seeds after the last iteration.
+
+    Returns:
+        The first such thing of each seed, the earliest of them first.
     """
-    first = last + 1 - len(metrics["finite"])
-    for guard, what in _GUARDS.items():
-        wrong = np.asarray(metrics.get(guard, 1.0)) == 0
-        if wrong.any():
-            at, index = (int(i) for i in np.argwhere(wrong)[0])
-            raise BadEnvironment(
-                f"iteration {first + at}, seed {seeds[index]}: the environment {env!r} gave {what} that is not a "
-                "finite number (nan or infinite)"
-            )
     watched = {name: np.asarray(metrics[name]) for name in _LOSSES if name in metrics}
     bad = np.asarray(metrics["finite"]) == 0
     for values in watched.values():
         bad = bad | ~np.isfinite(values)
-    if not bad.any():
-        return
-    at, index = (int(i) for i in np.argwhere(bad)[0])
-    shown = ", ".join(f"{name} {value[at, index]:g}" for name, value in watched.items())
-    broken = _broken(jax.tree.map(lambda leaf: leaf[index], params))
-    raise Diverged(
-        f"iteration {first + at}, seed {seeds[index]}: {shown}"
-        + (f"; not finite by iteration {last}: {broken}" if broken else "")
-    )
+    guards = {what: np.asarray(metrics[name]) == 0 for name, what in _GUARDS.items() if name in metrics}
+    first = last + 1 - len(bad)
+    found: dict[int, Diverged] = {}
+    for at, index in np.argwhere(np.logical_or.reduce([bad, *guards.values()])).tolist():
+        if seeds[index] in found:
+            continue
+        wrong = next((what for what, wrong in guards.items() if wrong[:, index].any()), None)
+        if wrong is not None:
+            found[seeds[index]] = BadEnvironment(
+                f"iteration {first + at}, seed {seeds[index]}: the environment {env!r} gave {wrong} that is not a "
+                "finite number (nan or infinite)"
+            )
+            continue
+        shown = ", ".join(f"{name} {value[at, index]:g}" for name, value in watched.items())
+        broken = _broken(jax.tree.map(lambda leaf, row=index: leaf[row], params))
+        found[seeds[index]] = Diverged(
+            f"iteration {first + at}, seed {seeds[index]}: {shown}"
+            + (f"; not finite by iteration {last}: {broken}" if broken else "")
+        )
+    return found
 
 
 def _broken(params: PyTree) -> str:

@@ -21,6 +21,7 @@ from capo.neural.algorithms.settings import CommonSettings
 from capo.neural.evaluation import Evaluation
 from capo.neural.learners import Learner
 from capo.neural.learners.protocol import as_batch
+from capo.neural.parts.iterations import fold_in
 from capo.neural.seeds import SeedGroup, Seeds
 from capo.runs.schema import MAX_EPISODES
 
@@ -96,7 +97,7 @@ class Player(ABC):
         del episode_start
         learner = self.learner
         batch, single = as_batch(learner.spec, observation)
-        key = jax.random.fold_in(stream_key(self.seeds[self._playing], PREDICT_STREAM), self._predictions)
+        key = fold_in(stream_key(self.seeds[self._playing], PREDICT_STREAM), self._predictions)
         actions = learner.act(self._policy(learner), batch, key, deterministic, action_mask).astype(np.int64)
         self._predictions += 1
         actions += learner.spec.first_action  # a Discrete space may start anywhere
@@ -105,9 +106,13 @@ class Player(ABC):
     def _returns(
         self, learner: Learner, key: Array, episodes: int, deterministic: bool, group: SeedGroup
     ) -> NDArray:
-        """Returns (K, episodes) of a group; a seed's episodes don't depend on which seeds play beside it."""
+        """Returns (seeds, episodes) of a group without its diverged seeds.
+
+        A seed's episodes don't depend on which seeds play beside it.
+        """
         keys = jax.vmap(partial(jax.random.fold_in, key))(np.asarray(group.seeds))
-        return learner.evaluate(group.start(learner).params, keys, episodes, deterministic)
+        returns = learner.evaluate(group.start(learner).params, keys, episodes, deterministic)
+        return returns[[index for index, seed in enumerate(group.seeds) if seed not in group.diverged]]
 
     def check_episodes(self, episodes: int) -> int:
         """The episodes of an evaluation, refused if they are too many.
@@ -123,7 +128,8 @@ class Player(ABC):
         """Play whole episodes with the policy of every seed, without exploration.
 
         On a jitted environment all seeds play at once, in one program that is compiled once per number of
-        episodes. Seeds that are trained one after another and have not begun are left out, with a warning.
+        episodes. Left out with a warning are seeds that diverged and, where seeds are trained one after another,
+        those that have not begun.
 
         Args:
             episodes: per trained seed.
@@ -136,17 +142,21 @@ class Player(ABC):
         episodes = self.check_episodes(episodes)
         check_seed(seed)
         learner = self.learner
-        groups = [self._states.playable(group.seeds[0], learner)[0] for group in self._states.begun()]
-        seeds = tuple(seed for group in groups for seed in group.seeds)
-        if len(seeds) < len(self.seeds):
-            left = [seed for seed in self.seeds if seed not in seeds]
-            text = f"seeds that have not been trained yet are left out: {', '.join(map(str, left))}"
-            warnings.warn(text, CapoWarning, stacklevel=2)
+        groups = self._states.begun()
+        for group in groups:
+            group.start(learner)
+        seeds = tuple(seed for group in groups for seed in group.sound)
+        diverged = tuple(self._states.diverged)
+        untrained = [seed for seed in self.seeds if seed not in seeds and seed not in diverged]
+        for left, why in ((diverged, "diverged"), (untrained, "have not been trained yet")):
+            if left:
+                text = f"seeds that {why} are left out: {', '.join(map(str, left))}"
+                warnings.warn(text, CapoWarning, stacklevel=2)
         key = stream_key(seed, EVALUATE_STREAM)
         returns = [self._returns(learner, key, episodes, deterministic, group) for group in groups]
         frames = min(group.iteration for group in groups) * self.config.frames_per_iteration
         greedy = deterministic or not self.samples
-        return Evaluation(np.concatenate(returns).astype(np.float64), seeds, greedy, frames)
+        return Evaluation(np.concatenate(returns).astype(np.float64), seeds, greedy, frames, diverged)
 
     def watch(
         self,

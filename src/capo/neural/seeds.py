@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from capo.errors import CapoError
 from capo.neural.algorithms.base import TrainState
 from capo.neural.learners import Learner
 from capo.neural.metrics import is_finite
+from capo.neural.parts.iterations import ERA
 from capo.runs.checkpoint import Checkpoint
 
 
@@ -22,19 +23,24 @@ class SeedGroup:
 
     Attributes:
         iteration: the number of iterations behind them.
-        state: None before the first one, and where it was lost or diverged.
-        diverged: why there is no state to continue from, in words.
+        state: None before the first one, and where it was lost or every seed diverged.
+        diverged: the seeds that are not trained any more, and why, in words.
     """
 
     seeds: list[int]
     iteration: int = 0
     state: TrainState | None = None
-    diverged: str = ""
+    diverged: dict[int, str] = field(default_factory=dict)
 
-    def check_usable(self) -> None:
-        """Raise if the group diverged."""
-        if self.diverged:
-            raise CapoError(f"this agent can't be used any more: {self.diverged}")
+    @property
+    def sound(self) -> list[int]:
+        """The seeds that have not diverged."""
+        return [seed for seed in self.seeds if seed not in self.diverged]
+
+    def check_usable(self, seed: int) -> None:
+        """Raise if a seed diverged."""
+        if seed in self.diverged:
+            raise CapoError(f"the policy of seed {seed} can't be used any more: {self.diverged[seed]}")
 
     def start(self, learner: Learner) -> TrainState:
         """The state, made at first use.
@@ -67,8 +73,27 @@ class Seeds:
 
     @property
     def iteration(self) -> int:
-        """Iterations that every seed has behind it."""
-        return min(group.iteration for group in self.groups)
+        """Iterations that every seed has behind it, but for those that diverged."""
+        return min(group.iteration for group in self.sound() or self.groups)
+
+    def sound(self) -> list[SeedGroup]:
+        """The groups with a seed that has not diverged."""
+        return [group for group in self.groups if group.sound]
+
+    @property
+    def diverged(self) -> dict[int, str]:
+        """The seeds that diverged, and how."""
+        return {seed: why for group in self.groups for seed, why in group.diverged.items()}
+
+    def check_usable(self) -> None:
+        """Raise if every seed diverged."""
+        if not self.sound():
+            self.groups[0].check_usable(self.groups[0].seeds[0])
+
+    @property
+    def era(self) -> int:
+        """Whose program the next iterations need."""
+        return self.iteration // ERA
 
     @property
     def total_iterations(self) -> int:
@@ -79,16 +104,24 @@ class Seeds:
         """Make the initial state of the first group, if there is none yet.
 
         Raises:
-            CapoError: if any seed has no state to continue from.
+            CapoError: if no seed has a state to continue from.
         """
-        for group in self.groups:
-            group.check_usable()
-        self.groups[0].start(learner)
+        self.check_usable()
+        if self.groups[0].sound:
+            self.groups[0].start(learner)
 
     def begun(self) -> list[SeedGroup]:
-        """The groups whose training has begun; the first always has."""
-        first, *rest = self.groups
-        return [first, *(group for group in rest if group.iteration or group.state is not None)]
+        """The groups whose training has begun (the first always has), without those that diverged.
+
+        Raises:
+            CapoError: if every seed diverged, or those that have begun.
+        """
+        self.check_usable()
+        first = self.groups[0]
+        found = [group for group in self.sound() if group is first or group.iteration or group.state is not None]
+        if not found:
+            first.check_usable(first.seeds[0])
+        return found
 
     def playable(self, seed: int, learner: Learner) -> tuple[SeedGroup, TrainState]:
         """The group that holds ``seed``, and its state to act on.
@@ -97,7 +130,7 @@ class Seeds:
             CapoError: if it has none.
         """
         group = next(group for group in self.groups if seed in group.seeds)
-        group.check_usable()
+        group.check_usable(seed)
         if group is self.groups[0] or group.iteration or group.state is not None:
             return group, group.start(learner)
         raise CapoError(f"seed {seed} has not been trained yet")
@@ -110,9 +143,9 @@ class Seeds:
         Raises:
             CapoError: if they are not those of the iteration that the seeds are said to be at, or not finite.
         """
-        for group in self.groups:
-            group.check_usable()
-            reached = 0 if group.state is None else int(np.asarray(group.state.iteration)[0])
+        self.check_usable()
+        for group in self.sound():
+            reached = 0 if group.state is None else group.state.reached
             if reached != group.iteration:
                 raise _lost()
             if group.state is not None and not is_finite(group.state.params):
@@ -121,10 +154,13 @@ class Seeds:
 
     def content(self) -> list[dict[str, Any]]:
         """What a checkpoint has to hold besides arrays."""
-        return [
-            {"seeds": group.seeds, "iteration": group.iteration, "started": group.state is not None}
-            for group in self.groups
-        ]
+        found = []
+        for group in self.groups:
+            part = {"seeds": group.seeds, "iteration": group.iteration, "started": group.state is not None}
+            if group.diverged:
+                part["diverged"] = {str(seed): why for seed, why in group.diverged.items()}
+            found.append(part)
+        return found
 
     def restore(self, saved: Checkpoint, learner: Learner) -> None:
         """Take over what :meth:`tree` and :meth:`content` gave to a checkpoint.
@@ -140,10 +176,12 @@ class Seeds:
             raise CapoError(f"{saved.path}: its arrays are not those of the seeds that it says were trained")
         for index, (group, part) in enumerate(zip(self.groups, parts, strict=True)):
             group.iteration = part["iteration"]
+            group.diverged = {int(seed): why for seed, why in part.get("diverged", {}).items()}
             if part["started"]:
-                group.state = saved.restore(learner.shapes(group.seeds), prefix=f"{index}/")
+                shapes = replace(learner.shapes(group.seeds), era=group.iteration // ERA)
+                group.state = saved.restore(shapes, prefix=f"{index}/")
                 reached = np.asarray(group.state.iteration)
-                if (reached != group.iteration % 2**31).any():
+                if (reached != group.iteration % ERA).any():
                     raise CapoError(
                         f"{saved.path}: says that its seeds are at iteration {group.iteration:,}, but their state "
                         f"is of iteration {int(reached.flat[0]):,}"

@@ -12,7 +12,7 @@ import math
 import shutil
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,13 @@ from capo.files import DiskError
 from capo.neural.algorithms.settings import CommonSettings
 from capo.neural.learners import Learner
 from capo.neural.learners.protocol import available_memory
-from capo.neural.metrics import BadEnvironment, Diverged, Rows, check_finite, is_finite, rows
+from capo.neural.metrics import BadEnvironment, Diverged, Rows, blank, divergences, is_finite, rows
 from capo.neural.seeds import SeedGroup, Seeds
 from capo.progress import Ticker, clock
 from capo.runs import checkpoint
 from capo.runs.checkpoint import Interval
-from capo.runs.interrupts import Interrupted, Interrupts
-from capo.runs.layout import FRAMES, RETURN, SCORE
+from capo.runs.interrupts import Interrupted, Interrupts, Unanswered
+from capo.runs.layout import FRAMES, RETURN, SCORE, SEED
 from capo.runs.writer import RunWriter
 
 Callback = Callable[[Rows], bool | None]
@@ -117,8 +117,7 @@ class Trainer:
         if out is not None:
             self._check_disk(out, keep)
         if self.seeds.iteration < self.plan.target:
-            with self._interrupts:
-                self._compile()
+            self._compile()
 
     def _check_disk(self, out: Path, keep: int) -> None:
         needed = checkpoint.size(self.seeds.tree()) * (keep + 1)
@@ -135,7 +134,7 @@ class Trainer:
         new = self.learner.compile_seconds is None
         if new:
             self.shown.message("compiling the training program (once per process) ...")
-        seconds, memory = self.learner.compile(), self.learner.compiled_memory()
+        seconds, memory = self.learner.compile(self.seeds.era), self.learner.compiled_memory()
         if memory is not None:
             self._check_device(memory)
         if new:
@@ -206,26 +205,45 @@ class Trainer:
                     raise
                 hint = f"then `capo resume {self.run.path}` continues from {self.newest.name}"
                 raise DiskError(f"{error}; {hint}") from error
+            except Unanswered:
+                raise self._stopped_midway() from None
 
     def _train(self, callback: Callback | None) -> None:
         for group in self.seeds.groups:
-            while group.iteration < self.plan.target:
+            while group.sound and group.iteration < self.plan.target:
                 self._stop_if_asked(group)
                 before = group.iteration
                 log_point = self._advance(group)
                 try:
                     self._evaluate(group, log_point, before)
-                finally:  # an evaluation that fails costs no rows
-                    if self.run is not None:
-                        self.run.log(log_point)
+                except BaseException as error:  # an evaluation that fails costs no rows, and nothing learned
+                    self._log(log_point)
+                    if isinstance(error, Exception):  # not if someone is in a hurry
+                        self._checkpoint()
+                    raise
+                self._log(log_point)
                 self._show(log_point)
                 self._warn_of_range(log_point)
                 if callback is not None and _is_false(callback(log_point)):
                     self._checkpoint()
                     return
-                if group.iteration >= self.plan.target or self._checkpoint_due():
+                if not group.sound or group.iteration >= self.plan.target or self._checkpoint_due():
                     self._checkpoint()
         self._stop_if_asked(self.seeds.groups[-1])
+
+    def _log(self, log_point: Rows) -> None:
+        if self.run is not None:
+            self.run.log(log_point)
+
+    def _stopped_midway(self) -> Interrupted:
+        """A signal came and no log point did: keep the last whole iteration, if the learner still has it."""
+        self._interrupts.answer()
+        with contextlib.suppress(CapoError):
+            self._checkpoint()
+        signum, groups = self._interrupts.signum, self.seeds.groups
+        assert signum is not None
+        at = next((group for group in groups if group.sound and group.iteration < self.plan.target), groups[-1])
+        return Interrupted(signum, at.iteration * self.plan.frames_per_iteration, self.newest)
 
     def _advance(self, group: SeedGroup) -> Rows:
         """Run one chunk of a group; returns its log point."""
@@ -238,10 +256,6 @@ class Trainer:
                 learned = "Before that, a parameter stopped being a finite number: the agent can't continue"
             folder = f"; the newest checkpoint is {self.newest}" if self.newest else ""
             raise EnvironmentFailed(f"{error}. {learned}{folder}") from error.__cause__
-        except Diverged as error:
-            group.diverged = self._explain(error)
-            self._record_divergence(group.diverged)
-            raise type(error)(group.diverged) from None
 
     def _chunk(self, group: SeedGroup) -> Rows:
         plan, learner = self.plan, self.learner
@@ -254,7 +268,7 @@ class Trainer:
         except BaseException:
             kept = learner.recover()
             if kept is not None and is_finite(kept.params):  # whole iterations, perhaps fewer than asked for
-                group.state, group.iteration = kept, int(np.asarray(kept.iteration)[0])
+                group.state, group.iteration = kept, kept.reached
             raise
         seconds = time.perf_counter() - begin
         self.seeds.elapsed += seconds
@@ -263,31 +277,59 @@ class Trainer:
         speed = plan.frames_per_iteration * len(group.seeds) / max(seconds / iterations, 1e-9)
         for row in log_point:
             row |= {"elapsed_seconds": self.seeds.elapsed, "frames_per_second": speed}
-        try:
-            check_finite(metrics, group.seeds, group.iteration, learner.env.name, group.state.params)
-        except Diverged as error:
-            group.state, group.diverged = None, str(error)  # nothing may act on it, continue from it or save it
-            raise
-        return log_point
+        before = set(group.diverged)
+        found = divergences(metrics, group.seeds, group.iteration, learner.env.name, group.state.params)
+        self._freeze(group, {seed: error for seed, error in found.items() if seed not in before})
+        return [blank(row) if row[SEED] in group.diverged else row for row in log_point if row[SEED] not in before]
+
+    def _freeze(self, group: SeedGroup, found: Mapping[int, Diverged]) -> None:
+        """Leave the seeds that diverged behind, and report those that just did.
+
+        A seed that shares its program with others keeps its place in it: their numbers must not depend on it. Its
+        rows of the state are those of its beginning from now on, at every log point.
+
+        Raises:
+            Diverged: if no seed is left.
+        """
+        group.diverged |= {seed: f"{_verb(error)} at {error}" for seed, error in found.items()}
+        which = [index for index, seed in enumerate(group.seeds) if seed in group.diverged]
+        if not group.sound:
+            group.state = None  # nothing may act on it, continue from it or save it
+        elif which:
+            assert group.state is not None
+            group.state = self.learner.restart(group.state, group.seeds, which)
+        if not found:
+            return
+        if not self.seeds.sound():
+            error = next(iter(found.values()))
+            text = self._explain(error)
+            group.diverged |= dict.fromkeys(found, text)
+            self._record_divergence({"diverged": text})
+            raise type(error)(text)
+        for seed in found:
+            text = f"seed {seed} {group.diverged[seed]}. It is not trained any more; the other seeds continue"
+            self.shown.message(text)
+            warnings.warn(text, CapoWarning, stacklevel=6)
+        self._record_divergence({"diverged_seeds": {str(seed): why for seed, why in self.seeds.diverged.items()}})
 
     def _explain(self, error: Diverged) -> str:
         """What happened, what is left, and what to do."""
-        what, cure = "diverged", "start a new run with a lower learning_rate or max_grad_norm"
+        cure = "start a new run with a lower learning_rate or max_grad_norm"
         if isinstance(error, BadEnvironment):
-            what, cure = "stopped", "correct the environment and start a new run"
+            cure = "correct the environment and start a new run"
         kept = f"No checkpoint was kept, since the run has no folder (out=): {cure}"
         if self.newest:
             kept = (
                 f"The last good checkpoint is {self.newest}, which can be loaded like any saved agent; continuing "
                 f"from it leads to the same place, so {cure}"
             )
-        return f"training {what} at {error}. {kept}"
+        return f"training {_verb(error)} at {error}. {kept}"
 
-    def _record_divergence(self, diverged: str) -> None:
+    def _record_divergence(self, entry: Mapping[str, Any]) -> None:
         """Leave word for whoever resumes the run."""
         if self.run is not None:
             with contextlib.suppress(DiskError):  # what happened matters more
-                self.run.write_config({**self.run.config, "diverged": diverged})
+                self.run.write_config({**self.run.config, **entry})
 
     def _evaluate(self, group: SeedGroup, log_point: Rows, before: int) -> None:
         """If an evaluation fell due since iteration ``before``, play and put the scores into the rows."""
@@ -295,6 +337,9 @@ class Trainer:
             return
         for row in log_point:
             row[SCORE] = math.nan
+        log_point = [row for row in log_point if row[SEED] not in group.diverged]
+        if not log_point:
+            return
         per_iteration, every = self.plan.frames_per_iteration, self._evaluations.every
         due = group.iteration * per_iteration // every > before * per_iteration // every
         if due or group.iteration >= self.plan.target:
@@ -307,6 +352,7 @@ class Trainer:
     def _stop_if_asked(self, group: SeedGroup) -> None:
         signum = self._interrupts.signum
         if signum is not None:
+            self._interrupts.answer()
             self._checkpoint()
             raise Interrupted(signum, group.iteration * self.plan.frames_per_iteration, self.newest)
 
@@ -317,7 +363,7 @@ class Trainer:
         mean = float(np.mean(known)) if known else math.nan
         speed = log_point[0]["frames_per_second"]
         total = self.plan.frames * len(self.seeds.groups)
-        left = (total - self._total_frames) * len(log_point) / speed
+        left = (total - self._total_frames) * len(self.seeds.groups[0].seeds) / speed
         text = status(self._total_frames, total, speed, mean, left)
         self.shown.show(text, self._total_frames / max(total, 1))
 
@@ -350,6 +396,10 @@ def status(frames: int, total: int, speed: float, episode_return: float, left: f
     shown = "-" if math.isnan(episode_return) else f"{episode_return:.4g}"
     wait = "-" if math.isnan(left) else clock(left)
     return f"frames {frames:,}/{total:,}  {speed:,.0f} frames/s  return {shown}  left {wait}"
+
+
+def _verb(error: Diverged) -> str:
+    return "stopped" if isinstance(error, BadEnvironment) else "diverged"
 
 
 def _is_false(answer: Any) -> bool:

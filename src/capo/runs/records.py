@@ -92,7 +92,8 @@ def read_run(path: Path) -> Record:
     record.note(METRICS, *problems)
     if not rows and not record.problems:
         record.note(METRICS, "holds no rows yet: the run has only just started")
-    _take_rows(record, rows)
+    lost = config.get("diverged_seeds", {})
+    _take_rows(record, rows, lost if isinstance(lost, dict) else {})
     _take_finals(record, curves(rows, RETURN))
     return record
 
@@ -148,15 +149,17 @@ def evaluation_curves(rows: Sequence[Mapping[str, float]]) -> dict[int, Curve]:
     return found
 
 
-def _take_rows(record: Record, rows: Sequence[Mapping[str, float]]) -> None:
-    """Curves, and who has not finished."""
+def _take_rows(record: Record, rows: Sequence[Mapping[str, float]], diverged: Mapping[str, Any]) -> None:
+    """Curves, and who has not finished: ``diverged`` are the seeds that never will, and why."""
     record.training, record.evaluation = training_curves(rows), evaluation_curves(rows)
     record.seeds = record.seeds or list(record.training)
     for seed in sorted({*record.seeds, *record.training}) if rows else ():
         last = int(record.training[seed][0][-1]) if seed in record.training else 0
-        if last < (record.frames or 1):
+        if last < (record.frames or 1) or str(seed) in diverged:
             record.unfinished[seed] = last
             stop = f"stops at frame {last:,} of {record.frames:,}" if last else "has logged nothing"
+            if str(seed) in diverged:
+                stop = str(diverged[str(seed)])
             left_out = ": drawn as far as it goes, left out of the final table" if last else ""
             record.note("", f"seed {seed} {stop}{left_out}")
     seconds = [row.get("elapsed_seconds", math.nan) for row in rows]

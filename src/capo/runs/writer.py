@@ -112,6 +112,16 @@ class RunWriter:
         start = self.config.get("start_frames", 0)
         self.write_config({**self.config, **config, "start_frames": start})
 
+    def follow_plan(self, plan: Mapping[str, Any]) -> None:
+        """Make config.json say what the checkpoint does, if a process ended between writing the one and the other.
+
+        Args:
+            plan: the checkpoint's ``frames`` and ``config``.
+        """
+        told, meant = ((entry["frames"], entry["config"].get("horizon")) for entry in (self.config, plan))
+        if told != meant:
+            self.write_config({**self.config, **plan})
+
     def write_config(self, config: dict[str, Any]) -> None:
         """Replace config.json."""
         self.config = config

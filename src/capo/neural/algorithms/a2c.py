@@ -18,6 +18,7 @@ from capo.neural.agent import Agent
 from capo.neural.algorithms.base import TrainState, finite
 from capo.neural.algorithms.onpolicy import Batch, OnPolicy, normalised, policy_and_value
 from capo.neural.algorithms.settings import Count, Fraction, OnPolicySettings, Positive, is_minatar
+from capo.neural.parts.iterations import Iteration
 from capo.neural.parts.networks import NetworkSpec, Params
 from capo.neural.parts.optimisers import Optimiser
 from capo.neural.parts.replay import Rollout
@@ -103,7 +104,7 @@ class A2CAlgorithm(OnPolicy):
     config: A2CConfig
 
     def learn(
-        self, state: TrainState, rollouts: Rollout, iteration: Array, key: Array
+        self, state: TrainState, rollouts: Rollout, iteration: Iteration, key: Array
     ) -> tuple[TrainState, Metrics]:
         del key
         batch = jax.lax.stop_gradient(self.batch(state.params, rollouts))

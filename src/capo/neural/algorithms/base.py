@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -20,6 +20,7 @@ from capo.arrays import Array, Metrics, PyTree
 from capo.envs.protocol import Env, EnvSpec
 from capo.neural.algorithms.settings import CommonSettings
 from capo.neural.parts import networks, replay, schedules
+from capo.neural.parts.iterations import ERA, Iteration
 from capo.neural.parts.networks import NetworkSpec, Params
 from capo.neural.parts.replay import ReplaySpec, Rollout
 
@@ -40,8 +41,18 @@ class TrainState:
     observation: Array  # (K, n_envs, *observation_shape)
     episode_return: Array  # (K, n_envs) of the current episodes so far
     episode_length: Array  # (K, n_envs)
-    iteration: Array  # (K,) int32, the same for all seeds
+    iteration: Array  # (K,) int32 below ERA, the same for all seeds: see :attr:`reached`
     key: Array  # (K, 2) uint32, the seed's key; never changes
+    era: int = field(default=0, metadata={"static": True})  # how often ``iteration`` went round
+
+    @property
+    def reached(self) -> int:
+        """The number of iterations behind every seed."""
+        return self.era * ERA + int(np.asarray(self.iteration)[0])
+
+    def in_era(self, era: int) -> TrainState:
+        """The same state at the first iteration of an era, where ``iteration`` has gone round."""
+        return replace(self, iteration=jnp.zeros_like(self.iteration), era=era)
 
 
 class ReplaySize(NamedTuple):
@@ -153,7 +164,7 @@ class Algorithm(ABC):
 
     @abstractmethod
     def learn(
-        self, state: TrainState, rollouts: Rollout, iteration: Array, key: Array
+        self, state: TrainState, rollouts: Rollout, iteration: Iteration, key: Array
     ) -> tuple[TrainState, Metrics]:
         """What follows the collection of an iteration's rollouts, for one seed.
 
@@ -168,17 +179,18 @@ class Algorithm(ABC):
             ``critic_loss`` and ``finite``; and ``learned``, 1 or 0, if some iterations learn nothing.
         """
 
-    def progress(self, iteration: Array) -> Array:
+    def progress(self, iteration: Iteration) -> Array:
         """The fraction of the horizon before this iteration."""
-        return self._frames(iteration) / self.config.horizon
+        return self.frames_before(iteration) / float(self.config.horizon)
 
-    def learning_rate(self, iteration: Array) -> Array:
+    def learning_rate(self, iteration: Iteration) -> Array:
         """The learning rate of this iteration."""
         config = self.config
         return schedules.decay(config.learning_rate, config.learning_rate_schedule, self.progress(iteration))
 
-    def _frames(self, iteration: Array) -> Array:
-        return iteration.astype(jnp.float32) * self.frames_per_iteration
+    def frames_before(self, iteration: Iteration) -> Array:
+        """Frames of one seed before this iteration, as float32."""
+        return iteration.as_float() * self.frames_per_iteration
 
     # What a run says about itself -------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from capo.neural.algorithms.base import Algorithm, ReplaySize, TrainState, finit
 from capo.neural.algorithms.settings import RetraceSettings
 from capo.neural.parts import networks, optimisers, policies, replay, schedules
 from capo.neural.parts.critic import CriticHead
+from capo.neural.parts.iterations import Iteration
 from capo.neural.parts.networks import Inputs, NetworkSpec, Params
 from capo.neural.parts.policies import taken
 from capo.neural.parts.replay import Rollout
@@ -140,7 +141,7 @@ class OffPolicy(Algorithm):
         """
 
     def learn(
-        self, state: TrainState, rollouts: Rollout, iteration: Array, key: Array
+        self, state: TrainState, rollouts: Rollout, iteration: Iteration, key: Array
     ) -> tuple[TrainState, Metrics]:
         config = self.config
         packed = rollouts._replace(obs=replay.pack(self.rollouts, rollouts.obs))

@@ -16,6 +16,7 @@ from capo.arrays import Array, Metrics, PyTree
 from capo.neural.algorithms.base import Algorithm
 from capo.neural.algorithms.settings import OnPolicySettings
 from capo.neural.parts import networks, optimisers, policies, replay, schedules
+from capo.neural.parts.iterations import Iteration
 from capo.neural.parts.networks import NetworkSpec, Params
 from capo.neural.parts.replay import Rollout
 from capo.neural.parts.retrace import discounted_sums
@@ -129,11 +130,11 @@ class OnPolicy(Algorithm):
         )
         return Batch(*(leaf.reshape(-1, *leaf.shape[2:]) for leaf in steps))
 
-    def progress(self, iteration: Array) -> Array:
+    def progress(self, iteration: Iteration) -> Array:
         """The fraction of the horizon after this iteration: as Stable-Baselines3 counts it."""
         return super().progress(iteration + 1)
 
-    def entropy_weight(self, iteration: Array) -> Array:
+    def entropy_weight(self, iteration: Iteration) -> Array:
         """The weight of the entropy in this iteration."""
         return schedules.decay(self.config.entropy, self.config.entropy_schedule, self.progress(iteration))
 

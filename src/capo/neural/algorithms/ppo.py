@@ -22,6 +22,7 @@ from capo.neural.algorithms.base import TrainState, finite, scan_means
 from capo.neural.algorithms.onpolicy import Batch, OnPolicy, normalised, policy_and_value
 from capo.neural.algorithms.settings import Count, NonNegative, OnPolicySettings, Positive, is_minatar
 from capo.neural.parts import schedules
+from capo.neural.parts.iterations import Iteration
 from capo.neural.parts.networks import NetworkSpec, Params
 from capo.neural.parts.replay import Rollout
 from capo.neural.parts.schedules import Schedule
@@ -134,7 +135,7 @@ class PPOAlgorithm(OnPolicy):
     config: PPOConfig
 
     def learn(
-        self, state: TrainState, rollouts: Rollout, iteration: Array, key: Array
+        self, state: TrainState, rollouts: Rollout, iteration: Iteration, key: Array
     ) -> tuple[TrainState, Metrics]:
         config = self.config
         everything = self.batch(state.params, rollouts)

@@ -32,12 +32,14 @@ from capo.neural.algorithms.settings import (
     Fraction,
     Network,
     Number,
+    Period,
     Positive,
     check_support,
     is_minatar,
 )
 from capo.neural.parts import networks, noisy, optimisers, policies, schedules, transitions
 from capo.neural.parts.critic import two_hot
+from capo.neural.parts.iterations import Iteration, crosses
 from capo.neural.parts.networks import Inputs, NetworkSpec, Params
 from capo.neural.parts.policies import taken_row
 from capo.neural.parts.replay import Rollout
@@ -58,7 +60,7 @@ class RainbowConfig(EpsilonSettings):
     """Transitions kept in the replay, rounded up to whole iterations."""
     learning_starts: CountOrZero = 1000
     """Frames before the first gradient step."""
-    target_every: Count = 1000
+    target_every: Period = 1000
     """Frames between two updates of the target network, rounded to whole iterations."""
     n_step: Count = 3
     """Rewards that a target looks ahead."""
@@ -303,7 +305,7 @@ class RainbowAlgorithm(Algorithm):
     # Learning ---------------------------------------------------------------------------------------------
 
     def learn(
-        self, state: TrainState, rollouts: Rollout, iteration: Array, key: Array
+        self, state: TrainState, rollouts: Rollout, iteration: Iteration, key: Array
     ) -> tuple[TrainState, Metrics]:
         config = self.config
         ring = transitions.add(self.ring, state.replay, rollouts, iteration)
@@ -327,11 +329,12 @@ class RainbowAlgorithm(Algorithm):
         def nothing(carry: PyTree) -> tuple[PyTree, Metrics]:
             return carry, {name: jnp.zeros(()) for name in UPDATE_METRICS}
 
-        started = self._steps_so_far(iteration) > max(config.n_step, -(-config.learning_starts // config.n_envs))
+        waits = max(config.n_step, -(-config.learning_starts // config.n_envs))  # steps of each environment
+        started = iteration.reached(waits // config.rollout_length)
         carry = (state.params, state.optimiser, ring.priority, ring.largest)
         (params, opt_state, priority, largest), metrics = jax.lax.cond(started, steps, nothing, carry)
-        before, after = (self._steps_so_far(iteration - i) * config.n_envs // config.target_every for i in (1, 0))
-        target = jax.tree.map(lambda old, new: jnp.where(after > before, new, old), state.target, params)
+        due = crosses(iteration, self.frames_per_iteration, config.target_every)
+        target = jax.tree.map(lambda old, new: jnp.where(due, new, old), state.target, params)
         metrics |= {"learning_rate": rate, "finite": finite(params), "learned": started.astype(jnp.float32)}
         ring = ring._replace(priority=priority, largest=largest)
         return replace(state, params=params, target=target, optimiser=opt_state, replay=ring), metrics
@@ -339,13 +342,10 @@ class RainbowAlgorithm(Algorithm):
     def end_rollouts(self, state: TrainState) -> TrainState:
         """Mark the last step as truncated, so that no return reaches across it."""
         ring: Transitions = state.replay
-        last = (self._steps_so_far(state.iteration - 1) - 1) % self.ring.steps  # (K,)
+        last = (transitions.position(self.ring, Iteration.of(state.iteration, state.era)) - 1) % self.ring.steps
         seeds = jnp.arange(last.shape[0])
         truncated = jnp.asarray(ring.truncated).at[seeds, last].set(~jnp.asarray(ring.terminated)[seeds, last])
         return replace(state, replay=ring._replace(truncated=truncated))
-
-    def _steps_so_far(self, iteration: Array) -> Array:
-        return (iteration + 1) * self.config.rollout_length
 
     def _gradient_step(
         self,

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import (
@@ -37,6 +38,7 @@ from typing import (
 import numpy as np
 
 from capo.errors import CapoError, unknown_name
+from capo.neural.parts.iterations import LARGEST_PERIOD
 from capo.neural.parts.optimisers import Optimiser
 from capo.neural.parts.schedules import Schedule
 
@@ -62,7 +64,7 @@ class Between:
         if self.low == -math.inf:
             return "finite"
         if self.high < math.inf:
-            return f"between {self.low:g} and {self.high:g}"
+            return f"between {self.low:g} and {self.high:.10g}"
         return "positive" if 0 < self.low < 1 else f"at least {self.low:g}"
 
 
@@ -73,6 +75,8 @@ Positive = Annotated[float, Between(1e-30)]
 NonNegative = Annotated[float, Between(0)]
 Number = Annotated[float, Between(-math.inf)]
 Atoms = Annotated[int, Between(2)]
+Period = Annotated[int, Between(1, LARGEST_PERIOD)]  # of something that happens again and again
+PeriodOrZero = Annotated[int, Between(0, LARGEST_PERIOD)]
 
 
 @dataclass(frozen=True)
@@ -204,7 +208,7 @@ class RetraceSettings(EpsilonSettings, ActorCriticSettings):
     """Gradient steps per iteration (if updates are separate: as many for the critic and for the actor)."""
     replay_rollouts: Count = 6400
     """Rollouts kept in the replay, rounded up to a multiple of n_envs."""
-    replay_clear_every: CountOrZero = 0
+    replay_clear_every: PeriodOrZero = 0
     """Iterations between two clearings of the replay; 0 never clears it."""
     returns: Returns = "retrace"
     """retrace, or v-trace: how returns are corrected for actions that another policy took."""
@@ -222,7 +226,7 @@ class RetraceSettings(EpsilonSettings, ActorCriticSettings):
     """full: the target network copies the whole critic; head: only its head, on the current trunk."""
     updates: Updates = "joint"
     """joint: each gradient step descends both losses; separate: critic steps first, then actor steps."""
-    actor_every: Count = 1
+    actor_every: Period = 1
     """If updates are separate: train the actor every so many iterations."""
     critic: Critic = "mean"
     """mean: the critic gives Q, trained by squared error; categorical: a distribution over atoms with mean Q,
@@ -315,7 +319,7 @@ def _check(name: str, value: Any, kind: Kind) -> None:
         return
     if isinstance(value, bool) or not isinstance(value, int if kind.type is int else int | float):
         raise _not_a_number(name, value, kind)
-    if not (math.isfinite(value) and kind.allowed.low <= value <= kind.allowed.high):
+    if not (abs(value) < sys.float_info.max and kind.allowed.low <= value <= kind.allowed.high):
         raise CapoError(f"{name}={value!r} must be {kind.allowed}")
 
 

@@ -19,6 +19,7 @@ from capo.errors import CapoError
 from capo.neural.algorithms.base import Algorithm, TrainState
 from capo.neural.learners.protocol import MAX_EVALUATION_STEPS, Learner, seed_keys, to_device
 from capo.neural.parts import replay
+from capo.neural.parts.iterations import ERA, Iteration, fold_in
 from capo.neural.parts.replay import Rollout
 
 Behave = Callable[[NDArray, int], tuple[NDArray, NDArray]]
@@ -134,7 +135,7 @@ class HostLearner(Learner):
         self._closing: weakref.finalize[[], HostLearner] | None = None
         self._expected: tuple[int, int] | None = None  # key and iteration that the collector stands at
         self._behave = jax.jit(self._behave_jitted)
-        self._step: Any = None
+        self._steps: dict[int, Any] = {}  # compiled, by era
         self._kept: TrainState | None = None
 
     def init(self, seeds: Sequence[int]) -> TrainState:
@@ -146,18 +147,20 @@ class HostLearner(Learner):
         shapes: TrainState = jax.eval_shape(lambda: self.init(seeds))
         return shapes
 
-    def compile(self) -> float:
-        if self.compile_seconds is None:
+    def compile(self, era: int = 0) -> float:
+        if era not in self._steps:
             begin = time.perf_counter()
+            shapes = replace(self.shapes([0]), era=era)
             rollouts = jax.eval_shape(lambda: _blank(self.replay, self.replay.n_envs, jnp))
-            lowered = jax.jit(self._learn_iteration, donate_argnums=0).lower(self.shapes([0]), rollouts)
-            self._step = lowered.compile()
-            self.compile_seconds = time.perf_counter() - begin
+            lowered = jax.jit(self._learn_iteration, donate_argnums=0).lower(shapes, rollouts)
+            self._steps[era] = lowered.compile()
+            self.compile_seconds = self.compile_seconds or time.perf_counter() - begin
+        assert self.compile_seconds is not None
         return self.compile_seconds
 
     def run(self, state: TrainState, iterations: int) -> tuple[TrainState, dict[str, NDArray]]:
         self._kept = state
-        self.compile()
+        self.compile(state.era)
         self._kept = state = to_device(state)
         rows: list[dict[str, Any]] = []
         if self._collector is None or self._expected != _position(state):
@@ -165,10 +168,10 @@ class HostLearner(Learner):
             self._open_collector(_position(state))
         collector = self._collector
         assert collector is not None
-        iteration, key = int(state.iteration[0]), state.key[0]
-        for now in range(iteration, iteration + iterations):
+        first, key = state.reached, state.key[0]
+        for now in range(first, first + iterations):
             epsilon = self.algorithm.exploration(np.float32(now * self.frames_per_iteration))
-            collect_key = jax.random.split(jax.random.fold_in(key, now))[0]
+            collect_key = jax.random.split(Iteration.number(now).fold_into(key))[0]
             acting = jax.tree.map(lambda leaf: leaf[0], self.algorithm.acting_params(state.params))
 
             def behave(obs: NDArray, step: int, args: Any = (acting, collect_key, epsilon)) -> Any:
@@ -181,7 +184,10 @@ class HostLearner(Learner):
                 frame = now * self.frames_per_iteration + collector.steps
                 raise EnvironmentFailed(f"{self.env.name}, after frame {frame:,}: {error}") from error.__cause__
             self._kept = None  # the step takes its memory
-            state, metrics = self._step(state, rollouts)
+            state, metrics = self._steps[state.era](state, rollouts)
+            if (now + 1) % ERA == 0:
+                state = state.in_era((now + 1) // ERA)
+                self.compile(state.era)
             self._kept = state
             rows.append(metrics | episodes | ({"epsilon": epsilon} if self.algorithm.explores else {}))
         self._expected, self._kept = _position(state), None
@@ -222,7 +228,7 @@ class HostLearner(Learner):
         count = 0
         while min(map(len, returns)) < share:
             action = np.asarray(
-                self._act(params, obs, jax.random.fold_in(key, count), everything, deterministic=deterministic)
+                self._act(params, obs, fold_in(key, count), everything, deterministic=deterministic)
             )
             moved = envs.step(action)
             obs, count = moved.obs, count + 1
@@ -249,10 +255,10 @@ class HostLearner(Learner):
         return action.astype(jnp.int32), jnp.take_along_axis(log_mu, action[:, None], axis=-1)[:, 0]
 
     def _learn_iteration(self, state: TrainState, rollouts: Rollout) -> tuple[TrainState, Metrics]:
-        iteration = state.iteration[0]
+        iteration = Iteration.of(state.iteration[0], state.era)
 
         def one(state: TrainState) -> tuple[TrainState, Metrics]:
-            learn_key = jax.random.split(jax.random.fold_in(state.key, iteration))[1]
+            learn_key = jax.random.split(iteration.fold_into(state.key))[1]
             state, metrics = self.algorithm.learn(state, rollouts, iteration, learn_key)
             return replace(state, iteration=state.iteration + 1), metrics
 
@@ -277,4 +283,4 @@ class HostLearner(Learner):
 
 def _position(state: TrainState) -> tuple[int, int]:
     high, low = (int(part) for part in np.asarray(state.key[0]))
-    return (high << 32) | low, int(state.iteration[0])
+    return (high << 32) | low, state.reached

@@ -35,11 +35,13 @@ from capo.neural.learners.protocol import (
     seed_keys,
     to_device,
 )
+from capo.neural.parts.iterations import ERA, Iteration
 from capo.neural.parts.networks import prepare
 from capo.neural.parts.replay import Rollout
 
 # How arrays are split among devices: by seed on the first axis, on the second (metrics), or not at all.
 _SEEDS, _ROWS, _WHOLE = (PartitionSpec(*axes) for axes in (("seeds",), (None, "seeds"), ()))  # type: ignore[no-untyped-call]
+_LONGEST = 2**31 - 1  # length of an episode that is counted: one that never ends stays at it
 CHUNK = 1024  # rows of the metrics buffer: the most iterations of one compiled call
 EVALUATION_CHUNK = 16  # steps between two looks at who still plays; divides MAX_EVALUATION_STEPS
 
@@ -50,7 +52,7 @@ class JittedLearner(Learner):
     def __init__(self, algorithm: Algorithm, env: Any, n_seeds: int, eval_env: Any = None) -> None:
         self.mesh = _seeds_mesh(n_seeds)
         super().__init__(algorithm, env, n_seeds, eval_env)
-        self._compiled: Any = None
+        self._compiled: dict[int, Any] = {}  # by era
         self._evaluate = jax.jit(self._evaluate_on_devices, static_argnames=("episodes", "deterministic"))
 
     @property
@@ -96,35 +98,47 @@ class JittedLearner(Learner):
 
         return jax.vmap(one)(params, keys)
 
-    def compile(self) -> float:
-        if self.compile_seconds is None:
+    def restart(self, state: TrainState, seeds: Sequence[int], which: Sequence[int]) -> TrainState:
+        chosen = [seeds[index] for index in which]
+        fresh = self._begin(self._init_params(chosen), seed_keys(chosen, len(chosen)))
+        fresh = replace(fresh, iteration=jnp.full(len(chosen), state.reached % ERA, jnp.int32), era=state.era)
+        result: TrainState = _put_rows(state, fresh, jnp.array(which))
+        return result
+
+    def compile(self, era: int = 0) -> float:
+        if era not in self._compiled:
             begin = time.perf_counter()
-            shapes = self.shapes(range(self.n_seeds))
+            shapes = replace(self.shapes(range(self.n_seeds)), era=era)
             if self.mesh is not None:
                 shapes = jax.tree.map(partial(_placed, sharding=NamedSharding(self.mesh, _SEEDS)), shapes)
             run = self._spread(self._run, (_SEEDS, _WHOLE), (_SEEDS, _ROWS))
             lowered = jax.jit(run, donate_argnums=0).lower(shapes, jnp.int32(0))
-            self._compiled = lowered.compile(compiler_options=_compiler_options())
-            self.compile_seconds = time.perf_counter() - begin
+            self._compiled[era] = lowered.compile(compiler_options=_compiler_options())
+            self.compile_seconds = self.compile_seconds or time.perf_counter() - begin
+        assert self.compile_seconds is not None
         return self.compile_seconds
 
     def compiled_memory(self) -> int | None:
-        self.compile()
-        plan = self._compiled.memory_analysis()
+        if not self._compiled:
+            self.compile()
+        plan = next(iter(self._compiled.values())).memory_analysis()
         if plan is None:
             return None
         return self.n_devices * int(plan.argument_size_in_bytes + plan.temp_size_in_bytes)
 
     def run(self, state: TrainState, iterations: int) -> tuple[TrainState, dict[str, NDArray]]:
-        self.compile()
         state = self.place(state)
+        at = state.reached
+        end = at + iterations
         rows: list[dict[str, NDArray]] = []
-        done = 0
-        while done < iterations:
-            now = min(CHUNK, iterations - done)
-            state, metrics = self._compiled(state, jnp.int32(now))
+        while at < end:
+            now = min(CHUNK, end - at, ERA - at % ERA)
+            self.compile(state.era)
+            state, metrics = self._compiled[state.era](state, jnp.int32(now))
             rows.append({name: np.asarray(values)[:now] for name, values in metrics.items()})
-            done += now
+            at += now
+            if at % ERA == 0:
+                state = self.place(state.in_era(at // ERA))
         if not rows:
             return state, {}
         return state, {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
@@ -134,18 +148,20 @@ class JittedLearner(Learner):
 
         def body(row: Array, carry: tuple[TrainState, Metrics]) -> tuple[TrainState, Metrics]:
             state, buffers = carry
-            state, metrics = jax.vmap(self._iterate, in_axes=(0, None))(state, state.iteration[0])
+            now = Iteration.of(state.iteration[0], state.era)
+            state, metrics = jax.vmap(self._iterate, in_axes=(0, None))(state, now)
             return state, {name: buffers[name].at[row].set(values) for name, values in metrics.items()}
 
-        shapes = jax.eval_shape(lambda: jax.vmap(self._iterate, in_axes=(0, None))(state, jnp.int32(0)))[1]
+        first = Iteration.number(0)
+        shapes = jax.eval_shape(lambda: jax.vmap(self._iterate, in_axes=(0, None))(state, first))[1]
         buffers = {name: jnp.zeros((CHUNK, *leaf.shape), leaf.dtype) for name, leaf in shapes.items()}
         result: tuple[TrainState, Metrics] = jax.lax.fori_loop(0, iterations, body, (state, buffers))
         return result
 
-    def _iterate(self, state: TrainState, iteration: Array) -> tuple[TrainState, Metrics]:
+    def _iterate(self, state: TrainState, iteration: Iteration) -> tuple[TrainState, Metrics]:
         """One iteration of one seed."""
-        collect_key, learn_key = jax.random.split(jax.random.fold_in(state.key, iteration))
-        epsilon = self.algorithm.exploration(iteration.astype(jnp.float32) * self.frames_per_iteration)
+        collect_key, learn_key = jax.random.split(iteration.fold_into(state.key))
+        epsilon = self.algorithm.exploration(self.algorithm.frames_before(iteration))
         state, rollouts, episodes = self._collect(state, collect_key, epsilon)
         state, metrics = self.algorithm.learn(state, rollouts, iteration, learn_key)
         state = replace(state, iteration=state.iteration + 1)
@@ -165,7 +181,7 @@ class JittedLearner(Learner):
             log_mu = algorithm.behaviour(now, obs, epsilon)
             action = (log_mu + gumbel).argmax(-1).astype(jnp.int32)  # a sample of mu
             moved = _step_and_reset(self.env, env_keys, env_state, action)
-            returns, lengths = returns + moved.reward, lengths + 1
+            returns, lengths = returns + moved.reward, jnp.minimum(lengths, _LONGEST - 1) + 1
             done = moved.terminated | moved.truncated
             taken = jnp.take_along_axis(log_mu, action[:, None], axis=-1)[:, 0]
             row = Rollout(obs, action, moved.reward, moved.terminated, moved.truncated, taken)
@@ -292,6 +308,13 @@ def _step_and_reset(env: Any, keys: Array, env_state: PyTree, action: Array) -> 
         terminated,
         truncated,
     )
+
+
+@partial(jax.jit, donate_argnums=0)
+def _put_rows(state: TrainState, rows: TrainState, index: Array) -> TrainState:
+    """The state with other rows at ``index``."""
+    result: TrainState = jax.tree.map(lambda leaf, row: leaf.at[index].set(row), state, rows)
+    return result
 
 
 def _seeds_mesh(n_seeds: int) -> Mesh | None:

@@ -68,8 +68,8 @@ class Learner(ABC):
         """Shapes and dtypes of that state; nothing is allocated."""
 
     @abstractmethod
-    def compile(self) -> float:
-        """Compile the training program (once) and return the seconds it took."""
+    def compile(self, era: int = 0) -> float:
+        """Compile the training program of an era (once) and return the seconds that the first one took."""
 
     @abstractmethod
     def run(self, state: TrainState, iterations: int) -> tuple[TrainState, dict[str, NDArray]]:
@@ -99,6 +99,18 @@ class Learner(ABC):
         Raises:
             CapoError: says how many there is room for.
         """
+
+    def restart(self, state: TrainState, seeds: Sequence[int], which: Sequence[int]) -> TrainState:
+        """The state with some seeds back at their beginning; nothing else in it changes.
+
+        It is used up, as by :meth:`run`.
+
+        Args:
+            state: of all seeds.
+            seeds: K of them.
+            which: the indices of those to put back.
+        """
+        raise NotImplementedError  # a learner of one seed has no others to continue with
 
     def compiled_memory(self) -> int | None:
         """Bytes that the compiled program needs, its state included; None where that is unknown."""

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from capo.arrays import Array
+from capo.neural.parts.iterations import Iteration
 
 
 class Rollout(NamedTuple):
@@ -133,19 +134,24 @@ def unpack(spec: ReplaySpec, stored: Array) -> Array:
     return bits.reshape(*stored.shape[:-1], *spec.observation_shape)
 
 
-def add(spec: ReplaySpec, replay: Rollout, rollouts: Rollout, iteration: Array) -> Rollout:
+def add(spec: ReplaySpec, replay: Rollout, rollouts: Rollout, iteration: Iteration) -> Rollout:
     """Store one iteration's rollouts (n_envs, packed), overwriting the oldest once the ring is full."""
-    start = _since_clear(spec, iteration) % spec.n_iterations * spec.n_envs
+    since = iteration % spec.clear_every if spec.clear_every else iteration
+    start = since % spec.n_iterations * spec.n_envs
     pairs = zip(replay, rollouts, strict=True)
     return Rollout(*(jax.lax.dynamic_update_slice_in_dim(old, new, start, 0) for old, new in pairs))
 
 
-def draw(spec: ReplaySpec, key: Array, iteration: Array, shape: tuple[int, ...]) -> Array:
+def draw(spec: ReplaySpec, key: Array, iteration: Iteration, shape: tuple[int, ...]) -> Array:
     """Indices of stored rollouts, uniform with replacement, int32 of the shape given.
 
     ``iteration`` is the current one, whose rollouts are stored already.
     """
-    count = jnp.minimum(_since_clear(spec, iteration) + 1, spec.n_iterations) * spec.n_envs
+    if spec.clear_every:
+        since = jnp.minimum(iteration % spec.clear_every, spec.n_iterations - 1)
+    else:
+        since = iteration.at_most(spec.n_iterations - 1)
+    count = (since + 1) * spec.n_envs
     # The product can round up to count itself.
     return jnp.minimum((jax.random.uniform(key, shape) * count).astype(jnp.int32), count - 1)
 
@@ -154,7 +160,3 @@ def take(spec: ReplaySpec, replay: Rollout, index: Array) -> Rollout:
     """The rollouts at ``index`` (B,), observations unpacked."""
     batch = Rollout(*(leaf[index] for leaf in replay))
     return batch._replace(obs=unpack(spec, batch.obs))
-
-
-def _since_clear(spec: ReplaySpec, iteration: Array) -> Array:
-    return iteration % spec.clear_every if spec.clear_every else iteration

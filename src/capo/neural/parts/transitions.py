@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from capo.arrays import Array
 from capo.neural.parts import replay
+from capo.neural.parts.iterations import Iteration
 from capo.neural.parts.replay import ReplaySpec, Rollout
 
 
@@ -94,10 +95,10 @@ def empty(spec: RingSpec) -> Transitions:
     )
 
 
-def add(spec: RingSpec, ring: Transitions, rollouts: Rollout, iteration: Array) -> Transitions:
+def add(spec: RingSpec, ring: Transitions, rollouts: Rollout, iteration: Iteration) -> Transitions:
     """Store one iteration's rollouts (E, T) over the oldest ones; steps with complete returns can be drawn."""
     length = spec.rollouts.length
-    start = iteration * length % spec.steps
+    start = position(spec, iteration)
     packed = replay.pack(spec.rollouts, rollouts.obs)
     columns = {
         "obs": packed[:, :length],
@@ -112,12 +113,18 @@ def add(spec: RingSpec, ring: Transitions, rollouts: Rollout, iteration: Array) 
         name: jax.lax.dynamic_update_slice_in_dim(getattr(ring, name), jnp.moveaxis(new, 0, 1), start, 0)
         for name, new in columns.items()
     }
-    end = (iteration + 1) * length  # steps so far
-    age = (end - 1 - jnp.arange(spec.steps)) % spec.steps
-    complete = (age >= spec.n_step) & (age < end)
+    age = (start + length - 1 - jnp.arange(spec.steps)) % spec.steps
+    filled = (iteration.at_most(spec.steps // length - 1) + 1) * length  # steps in the ring
+    complete = (age >= spec.n_step) & (age < filled)
     fresh = complete & (age < spec.n_step + length)
     kept = jnp.where(complete[:, None], ring.priority, 0.0)
     return ring._replace(**written, priority=jnp.where(fresh[:, None], ring.largest, kept))
+
+
+def position(spec: RingSpec, iteration: Iteration) -> Array:
+    """Where the steps of an iteration begin in the ring, which holds whole iterations."""
+    length = spec.rollouts.length
+    return iteration % (spec.steps // length) * length
 
 
 def draw(priority: Array, uniform: Array) -> tuple[Array, Array]:
