@@ -8,7 +8,7 @@ JOBS ?= 2
 .venv/.installed: pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet -e '.[gym,minatar,report,dev]'
+	$(BIN)/pip install --quiet -e '.[gym,minatar,report,tune,dev]'
 	touch $@
 
 .venv/.docs: .venv/.installed
@@ -27,7 +27,7 @@ TORCH := 'torch==2.13.0'
 	$(PYTHON) -m venv .venv-oracles
 	.venv-oracles/bin/pip install --quiet --upgrade pip
 	.venv-oracles/bin/pip install --quiet $(TORCH)
-	.venv-oracles/bin/pip install --quiet -e '.[gym,minatar,report,dev,oracles]'
+	.venv-oracles/bin/pip install --quiet -e '.[gym,minatar,report,tune,dev,oracles]'
 	touch $@
 
 demo: .venv/.installed

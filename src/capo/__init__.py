@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from capo.neural.algorithms.ppo import PPO
     from capo.neural.algorithms.rainbow import Rainbow
     from capo.neural.algorithms.registry import load
+    from capo.sweeps.tuning import tune
 
 __version__ = "0.1.0"
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "solve",
     "solve_many",
     "theory",
+    "tune",
 ]
 
 
@@ -46,6 +48,10 @@ def __getattr__(name: str) -> Any:
         agents = {row.agent.__name__: row.agent for row in registry.ROWS.values()}
         if name in agents or name == "load":
             return registry.load if name == "load" else agents[name]
+    if name == "tune":
+        from capo.sweeps.tuning import tune
+
+        return tune
     raise AttributeError(f"module 'capo' has no attribute {name!r}")
 
 

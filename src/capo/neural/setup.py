@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any, Self
 
 import numpy as np
@@ -15,6 +16,7 @@ from capo.errors import CapoError, CapoWarning
 from capo.neural.algorithms.base import Algorithm
 from capo.neural.algorithms.settings import CommonSettings, override, plain
 from capo.neural.parts.networks import spec_for
+from capo.neural.preset_file import is_preset_file, read_preset
 
 
 @dataclass(frozen=True)
@@ -48,14 +50,14 @@ class Setup:
         cls,
         algorithm: type[Algorithm],
         env: Any,
-        preset: str,
+        preset: str | PathLike[str],
         overrides: Mapping[str, Any],
         seeds: Sequence[int],
         eval_every: int | None,
         eval_episodes: int,
         eval_env: Any,
     ) -> Self:
-        """From what a user gave.
+        """From what a user gave; a preset's file is read here, and not needed any more afterwards.
 
         Raises:
             CapoError: if any of it is wrong.
@@ -69,6 +71,10 @@ class Setup:
         if other is not None:
             _check_same_spaces(made, other)
         overrides = {name: plain(value) for name, value in overrides.items()}
+        if is_preset_file(preset):
+            found = read_preset(preset, algorithm.name, algorithm.Config)
+            preset, overrides = found.name, found.settings | overrides
+        preset = str(preset)
         settings = _settings(algorithm, preset, made, overrides)
         _warn_if_channels_first(made, settings)
         return cls(
@@ -101,6 +107,7 @@ class Setup:
                 f"the agent was trained on an object ({content['environment']['name']!r}), which a file can't "
                 "hold: in Python, give it again as env= to load or resume"
             )
+        algorithm.Config.preset(content["preset"])  # a name: what is read here must not name another file to read
         # Files of earlier versions have none of the last three.
         made = cls.make(
             algorithm,

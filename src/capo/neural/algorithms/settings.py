@@ -11,8 +11,8 @@ and if the field means something else there, gives it a sentence of its own:
         EpsilonSettings           epsilon-greedy exploration: Rainbow
           RetraceSettings           NCAPO, Off-PAC (also actor-critics)
 
-The type of a number also says how tuning treats it: :class:`Traced` if it may be an argument of the compiled program,
-and :class:`Search` where tuning looks for a good value. Both go with the type, so a new algorithm brings its own.
+The type of a number also says how tuning treats it: :class:`Traced` if it may be an argument of the compiled
+program, and :class:`Search` where tuning looks for a good value. So a new algorithm brings its own.
 
 A preset says where each value comes from: "table" is the paper's hyper-parameter table, "text" its description,
 "authors" a file that its authors released or cite, "open" a value that they leave open and that was chosen here.

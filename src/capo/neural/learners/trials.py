@@ -1,8 +1,9 @@
-"""Many trials as one program: settings that are plain numbers are arguments of it, one value per trial.
+"""Many trials with one compiled program: settings that are plain numbers are arguments of it.
 
-A tuning tries the same training with other numbers. Here the numbers are part of the state that the compiled program
-takes, so trials x seeds are the rows of one vmapped program, and other numbers need no new compilation. Which
-settings can be given so is a matter of their type: see :class:`capo.neural.algorithms.settings.Traced`.
+A tuning tries the same training with other numbers. Here the numbers are part of the state that the compiled
+program takes, so other numbers need no new compilation; and on a jitted environment, trials x seeds are the rows
+of one vmapped program. Which settings can be given so is a matter of their type: see
+:class:`capo.neural.algorithms.settings.Traced`.
 
 A row computes what a training of its own with these settings would: the same random numbers in the same order. The
 last bits may differ, since a compiler folds a constant (``gamma * lambda`` in double precision, a division turned
@@ -14,17 +15,20 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from capo.arrays import Array, Metrics, PyTree
+from capo.arrays import Array, Metrics, NDArray, PyTree
+from capo.envs.protocol import HostEnv
 from capo.errors import CapoError
 from capo.neural.algorithms.base import Algorithm, TrainState
-from capo.neural.algorithms.settings import with_traced
+from capo.neural.algorithms.settings import CommonSettings, with_traced
+from capo.neural.learners.host import HostLearner
 from capo.neural.learners.jitted import JittedLearner
+from capo.neural.parts.replay import Rollout
 
 Numbers = Mapping[str, float]  # the settings of one trial, by name
 
@@ -62,7 +66,9 @@ class TrialsLearner(JittedLearner):
             seeds: each trial is trained with each of them.
         """
         if len(trials) * len(seeds) != self.n_seeds:
-            raise CapoError(f"{len(trials)} trials x {len(seeds)} seeds do not fit a program of {self.n_seeds} rows")
+            raise CapoError(
+                f"{len(trials)} trials x {len(seeds)} seeds do not fit a program of {self.n_seeds} rows"
+            )
         state: Any = self.init([seed for _ in trials for seed in seeds])
 
         def column(name: str) -> np.ndarray[Any, Any]:
@@ -78,13 +84,68 @@ class TrialsLearner(JittedLearner):
         return chosen
 
     def _begin(self, params: PyTree, keys: Array) -> TrialState:
-        state = super()._begin(params, keys)
-        shared = {field.name: getattr(state, field.name) for field in fields(state)}
-        return TrialState(**shared, numbers={name: jnp.zeros(self.n_seeds, jnp.float32) for name in self.names})
+        return _with_blanks(super()._begin(params, keys), {name: jnp.zeros(self.n_seeds) for name in self.names})
 
     def _iterate(self, state: TrainState, iteration: Array) -> tuple[TrainState, Metrics]:
         """One iteration of one row, by an algorithm whose settings are this row's."""
         assert isinstance(state, TrialState)
-        algorithm, learner = copy.copy(self.algorithm), copy.copy(self)
-        algorithm.config, learner.algorithm = with_traced(self.config, state.numbers), algorithm
+        learner = copy.copy(self)
+        learner.algorithm = _with_numbers(self.algorithm, self.config, state.numbers)
         return JittedLearner._iterate(learner, state, iteration)
+
+
+class HostTrialsLearner(HostLearner):
+    """An algorithm on an environment of the host; each training has settings of its own, one seed each.
+
+    Args:
+        algorithm: with the settings that all trials share.
+        env: made by :func:`capo.envs.make`.
+        names: the settings that each trial has for itself; all of them traced.
+    """
+
+    def __init__(self, algorithm: Algorithm, env: HostEnv, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+        with_traced(algorithm.config, dict.fromkeys(self.names))  # raises if one of them can't be
+        super().__init__(algorithm, env, 1)
+
+    def fork(self) -> Self:
+        """Another learner with the same compiled programs, and environments of its own."""
+        self.compile()
+        other = copy.copy(self)
+        other._collector = other._closing = other._expected = other._kept = None
+        return other
+
+    def start(self, trial: Numbers, seed: int) -> TrialState:
+        """The state before the first iteration; numbers that are missing have the value that all share."""
+        state: Any = self.init([seed])
+        values = {name: trial.get(name, getattr(self.config, name)) for name in self.names}
+        made: TrialState = replace(state, numbers={name: jnp.float32(x)[None] for name, x in values.items()})
+        return made
+
+    def run(self, state: TrainState, iterations: int) -> tuple[TrainState, dict[str, NDArray]]:
+        assert isinstance(state, TrialState)
+        numbers = {name: np.asarray(values)[0] for name, values in state.numbers.items()}
+        self.algorithm = _with_numbers(self.algorithm, self.config, numbers)  # it says how to explore
+        return super().run(state, iterations)
+
+    def _init_seed(self, params: PyTree, key: Array) -> TrialState:
+        return _with_blanks(super()._init_seed(params, key), {name: jnp.zeros(()) for name in self.names})
+
+    def _learn_iteration(self, state: TrainState, rollouts: Rollout) -> tuple[TrainState, Metrics]:
+        assert isinstance(state, TrialState)
+        learner = copy.copy(self)
+        numbers = {name: values[0] for name, values in state.numbers.items()}
+        learner.algorithm = _with_numbers(self.algorithm, self.config, numbers)
+        return HostLearner._learn_iteration(learner, state, rollouts)
+
+
+def _with_numbers(algorithm: Algorithm, config: CommonSettings, numbers: Mapping[str, Any]) -> Algorithm:
+    """The algorithm with some of its numbers replaced."""
+    made = copy.copy(algorithm)
+    made.config = with_traced(config, numbers)
+    return made
+
+
+def _with_blanks(state: TrainState, blanks: dict[str, Array]) -> TrialState:
+    """A state with room for the numbers."""
+    return TrialState(**{field.name: getattr(state, field.name) for field in fields(state)}, numbers=blanks)
