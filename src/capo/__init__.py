@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from capo.neural.algorithms.ppo import PPO
     from capo.neural.algorithms.rainbow import Rainbow
     from capo.neural.algorithms.registry import load
+    from capo.sweeps.sweep import sweep
 
 __version__ = "0.1.0"
 __all__ = [
@@ -34,12 +35,17 @@ __all__ = [
     "mdps",
     "solve",
     "solve_many",
+    "sweep",
     "theory",
 ]
 
 
 def __getattr__(name: str) -> Any:
     """The neural half is imported at its first use: it brings jax, which the tabular half does not need."""
+    if name == "sweep":
+        from capo.sweeps.sweep import sweep
+
+        return sweep
     if name == "load" or name[:1].isupper():
         from capo.neural.algorithms import registry
 
