@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from capo.neural.algorithms.ppo import PPO
     from capo.neural.algorithms.rainbow import Rainbow
     from capo.neural.algorithms.registry import load
+    from capo.sweeps.sweep import sweep
     from capo.sweeps.tuning import tune
 
 __version__ = "0.1.0"
@@ -35,6 +36,7 @@ __all__ = [
     "mdps",
     "solve",
     "solve_many",
+    "sweep",
     "theory",
     "tune",
 ]
@@ -42,16 +44,20 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """The neural half is imported at its first use: it brings jax, which the tabular half does not need."""
+    if name == "sweep":
+        from capo.sweeps.sweep import sweep
+
+        return sweep
+    if name == "tune":
+        from capo.sweeps.tuning import tune
+
+        return tune
     if name == "load" or name[:1].isupper():
         from capo.neural.algorithms import registry
 
         agents = {row.agent.__name__: row.agent for row in registry.ROWS.values()}
         if name in agents or name == "load":
             return registry.load if name == "load" else agents[name]
-    if name == "tune":
-        from capo.sweeps.tuning import tune
-
-        return tune
     raise AttributeError(f"module 'capo' has no attribute {name!r}")
 
 
