@@ -22,13 +22,17 @@ from numpy.typing import ArrayLike
 from capo import __version__
 from capo.files import write_text
 from capo.neural.algorithms import registry
-from capo.report import paper, sources, statistics, wording
+from capo.report import paper, sources, statistics, tuning_page, wording
 from capo.report.series import Series, colour, group, kind_names, samples, title
 from capo.report.statistics import Array
 from capo.runs.records import Record, version_differences
+from capo.sweeps.tuning_folder import Tuning, is_tuning, read_tuning
 
 MAX_GIF = 4_000_000  # bytes of one embedded picture
 _THRESHOLDS = 201  # points of a performance profile
+_NOSCRIPT = (
+    '<noscript><p class="notice">This page draws its curves with JavaScript; please enable it.</p></noscript>'
+)
 
 JSON = dict[str, Any]
 
@@ -39,15 +43,25 @@ def write_page(paths: Sequence[Path], out: Path) -> tuple[Path, list[str]]:
     Returns:
         The file, and what could not be read, in words.
     """
-    records, problems = sources.read(paths)
-    return write_text(out, render(records, problems)), problems
+    tunings = [read_tuning(path) for path in tuning_page.find_tunings(paths)]
+    rest = [path for path in paths if not any(one.folder == path or one.folder.parent == path for one in tunings)]
+    rest += [path for path in paths if path not in rest and not is_tuning(path) and sources.holds_runs(path)]
+    records, problems = sources.read(rest) if rest or not tunings else ([], [])
+    return write_text(out, render(records, problems, tunings)), problems
 
 
-def render(records: Sequence[Record], problems: Sequence[str]) -> str:
-    """The page as text."""
+def render(records: Sequence[Record], problems: Sequence[str], tunings: Sequence[Tuning] = ()) -> str:
+    """The page as text: what the script draws of the records, then the tunings, which need no script."""
     content = page_data(records, problems)
     folder = resources.files("capo.report")
-    style, script = (folder.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    names = ("page.css", "tuning.css", "page.js")
+    style, more, script = (folder.joinpath(name).read_text(encoding="utf-8") for name in names)
+    sections = "".join(map(tuning_page.section, tunings))
+    if not records:
+        about = ", ".join(dict.fromkeys(f"{one.asked['env']}" for one in tunings))
+        content["title"] = f"capo report: tuning on {about}"
+        made = f'<p class="soft">made {content["made"]} with capo {__version__}</p>'
+        sections, script = f"<h1>{html.escape(content['title'])}</h1>{made}{sections}", ""
     # In a script element only "<" could end the data early.
     data = json.dumps(content, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     return f"""<!doctype html>
@@ -60,11 +74,12 @@ def render(records: Sequence[Record], problems: Sequence[str]) -> str:
 <title>{html.escape(content["title"])}</title>
 <link rel="icon" href="data:,">
 <style>
-{style}</style>
+{style}{more}</style>
 </head>
 <body>
-<noscript><p class="notice">This page draws its curves with JavaScript; please enable it.</p></noscript>
+{_NOSCRIPT if records else ""}
 <main id="page"></main>
+<main>{sections}</main>
 <script type="application/json" id="data">{data}</script>
 <script>
 {script}</script>

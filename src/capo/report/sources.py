@@ -71,6 +71,12 @@ def _read_one(path: Path, notes: list[str]) -> list[Record]:
     return found
 
 
+def holds_runs(path: Path) -> bool:
+    """Whether a folder holds runs or results, besides other things."""
+    below = (*path.glob("*/"), *path.glob("*/*/"))
+    return any(map(is_run, below)) or any(map(_is_result, path.glob("*.json")))
+
+
 def _is_result(file: Path) -> bool:
     """Whether a JSON file is meant to be a results file, readable or not.
 

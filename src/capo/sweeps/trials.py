@@ -15,11 +15,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from capo.errors import CapoError
-from capo.runs import checkpoint
+from capo.runs.checkpoint import Checkpoint, CheckpointStore, size
+from capo.runs.layout import CHECKPOINTS
 from capo.sweeps.batch import Batch, Outcome, read_outcomes, write_outcomes
 from capo.sweeps.groups import Group, Together, make_groups
 
-STAGE = "stage.safetensors"  # in a batch's folder: what was learned so far
 Say = Callable[[str], None]
 
 
@@ -32,25 +32,25 @@ class BatchTask:
     def run(self, folder: Path, say: Say = lambda text: print(text, file=sys.stderr, flush=True)) -> None:
         """Write the outcomes to ``folder``, unless they are there; continue after the last complete stage."""
         if read_outcomes(folder) is None:
-            write_outcomes(folder, run_batch(self.batch, say, folder))
-            (folder / STAGE).unlink(missing_ok=True)
+            write_outcomes(folder, run_batch(self.batch, say, CheckpointStore(folder / CHECKPOINTS, keep=1)))
 
 
-def run_batch(batch: Batch, say: Say = lambda _: None, folder: Path | None = None) -> list[Outcome]:
+def run_batch(batch: Batch, say: Say = lambda _: None, store: CheckpointStore | None = None) -> list[Outcome]:
     """The outcome of every trial: a function of the batch alone.
 
     Args:
         batch: what to train.
         say: is told how each stage ended.
-        folder: keeps what was learned after each stage, so that a lost batch continues from there. On the host's
+        store: keeps what was learned after each stage, so that a lost batch continues from there. On the host's
             environments new episodes begin then, and the outcome differs a little from that of an undisturbed run.
     """
     outcomes = [Outcome() for _ in batch.trials]
     alive = list(range(len(batch.trials)))
     groups = list(make_groups(batch))
     first = 0
-    if folder is not None and (folder / STAGE).exists():
-        first, alive, outcomes = _load(folder / STAGE, batch, groups)
+    saved = None if store is None else _newest(store)
+    if saved is not None:
+        first, alive, outcomes = _restore(saved, batch, groups)
         say(f"continuing after stage {first} of {len(batch.stages)}")
     try:
         for stage in range(first, len(batch.stages)):
@@ -63,8 +63,8 @@ def run_batch(batch: Batch, say: Say = lambda _: None, folder: Path | None = Non
                 alive = better_half(alive, [outcome.scores for outcome in outcomes])
                 for group in groups:
                     group.keep(alive)
-                if folder is not None:
-                    _save(folder / STAGE, stage + 1, alive, outcomes, groups)
+                if store is not None:
+                    _save(store, stage + 1, alive, outcomes, groups)
     finally:
         for group in groups:
             group.close()
@@ -110,19 +110,27 @@ def _stage_line(batch: Batch, stage: int, alive: Sequence[int], outcomes: Sequen
     return f"{where}: {trials} x {seeds}, {best}{lost}"
 
 
+def _newest(store: CheckpointStore) -> Checkpoint | None:
+    """What was learned before the batch was lost; a damaged file only means to start again."""
+    try:
+        return store.load()
+    except CapoError:
+        return None
+
+
 def _save(
-    path: Path, stage: int, alive: Sequence[int], outcomes: Sequence[Outcome], groups: Sequence[Group]
+    store: CheckpointStore, stage: int, alive: Sequence[int], outcomes: Sequence[Outcome], groups: Sequence[Group]
 ) -> None:
     """Keep what was learned, if the disk has room for it: it only saves time."""
     tree = {str(index): group.tree() for index, group in enumerate(groups)}
-    if checkpoint.size(tree) < shutil.disk_usage(path.parent).free / 2:
+    store.folder.mkdir(parents=True, exist_ok=True)
+    if size(tree) < shutil.disk_usage(store.folder).free / 2:
         content = {"stage": stage, "alive": list(alive), "outcomes": [asdict(one) for one in outcomes]}
-        checkpoint.write(path, tree, content)
+        store.save(stage, tree, content)
 
 
-def _load(path: Path, batch: Batch, groups: Sequence[Group]) -> tuple[int, list[int], list[Outcome]]:
+def _restore(saved: Checkpoint, batch: Batch, groups: Sequence[Group]) -> tuple[int, list[int], list[Outcome]]:
     """The number of complete stages, who is left, and the outcomes so far."""
-    saved = checkpoint.read(path)
     stage, alive = int(saved.content["stage"]), [int(trial) for trial in saved.content["alive"]]
     for index, group in enumerate(groups):
         group.keep(alive)

@@ -8,6 +8,7 @@ with fresh seeds, which say how good they are: a score that decided the choice i
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ from capo.files import prepare_folder, write_json
 from capo.neural.preset_file import write_preset
 from capo.progress import show_progress
 from capo.provenance import provenance
+from capo.runs.layout import CHECKPOINTS
 from capo.runs.lock import Lock
 from capo.sweeps.batch import Batch, Outcome, read_outcomes
+from capo.sweeps.engine import choose, run_all
 from capo.sweeps.study import Study, import_optuna
 from capo.sweeps.trials import BatchTask, Say, check_batch
 from capo.sweeps.tuning_folder import (
@@ -41,6 +44,8 @@ from capo.sweeps.tuning_folder import (
     write_trials,
 )
 from capo.sweeps.tuning_plan import Plan, make_plan
+from capo.sweeps.work import Outcome as Ended
+from capo.sweeps.work import Watcher, Work
 
 
 def tune(
@@ -61,6 +66,8 @@ def tune(
     together: int | None = None,
     workers: int | None = None,
     on: str = "local",
+    cpus: float = 1.0,
+    gpus: float = 0.0,
     progress_bar: bool = False,
 ) -> Tuning:
     """Search good settings; the same call again finishes what is missing, or adds trials if there are more.
@@ -83,6 +90,8 @@ def tune(
         together: trials of a batch. On a jitted environment they are one program.
         workers: batches at a time, each in a process of its own or on a worker of the cluster.
         on: where: ``local``, or a Ray cluster (``auto``, ``ray://HOST:PORT``).
+        cpus: of a batch, on a Ray cluster.
+        gpus: the same; a fraction shares a GPU.
         progress_bar: say on standard error how it goes.
 
     Returns:
@@ -107,7 +116,8 @@ def tune(
         halvings=halvings,
         together=together,
     )
-    runner = Runner(on, workers)
+    runner = Runner(on, workers, cpus, gpus)
+    runner.check(plan)
     folder = as_path("out", out)
     check_batch(plan.batch([plan.first] * min(plan.together, plan.trials)))
     _check_folder(folder, plan)
@@ -143,36 +153,58 @@ class Runner:
     Args:
         on: ``local``, or a Ray cluster.
         workers: at a time.
+        cpus, gpus: of a batch, on a Ray cluster.
     """
 
-    def __init__(self, on: str, workers: int | None) -> None:
+    def __init__(self, on: str, workers: int | None, cpus: float, gpus: float) -> None:
         if on != "local" and workers is None:
             raise CapoError(f"on={on!r} needs workers: how many batches of trials are trained at a time")
         self.on, self.workers = on, 1 if workers is None else whole("workers", workers)
+        self.cpus, self.gpus = cpus, gpus
         self.here = on == "local" and self.workers == 1
+        if not self.here:
+            choose(on, self.workers)  # raises if there is no such engine
+
+    def check(self, plan: Plan) -> None:
+        """Raise if the batches of a plan can't be sent elsewhere."""
+        if not self.here and not isinstance(plan.env, str):
+            raise CapoError("workers need the environment's name: an object can't be sent to another process")
 
     def run(self, work: Sequence[tuple[Batch, Path]], say: Say) -> list[list[Outcome]]:
         """The outcomes of every batch; those that are done already are not run again."""
-        missing = [(batch, folder) for batch, folder in work if read_outcomes(folder) is None]
-        if self.here:
-            for batch, folder in missing:
+        missing = [(BatchTask(batch), folder) for batch, folder in work if read_outcomes(folder) is None]
+        if self.here:  # the compiled programs are kept for the next batches
+            for task, folder in missing:
                 folder.mkdir(parents=True, exist_ok=True)
-                BatchTask(batch).run(folder, say)
-        elif missing:
-            self._elsewhere(missing)
-        found = [read_outcomes(folder) for _, folder in work]
-        return [one for one in found if one is not None]
+                task.run(folder, say)
+        else:
+            pieces = [Work(folder.name, folder, task, self.cpus, self.gpus) for task, folder in missing]
+            for ended in run_all(pieces, self.on, self.workers, Teller(say)).values():
+                if ended.error:
+                    raise CapoError(f"the batch {ended.name} failed: {ended.error}")
+        found = []
+        for _, folder in work:
+            outcomes = read_outcomes(folder)
+            assert outcomes is not None
+            found.append(outcomes)
+            shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+        return found
 
-    def _elsewhere(self, work: Sequence[tuple[Batch, Path]]) -> None:
-        from capo.sweeps.engine import Work, run_all
 
-        for batch, _ in work:
-            if not isinstance(batch.env, str):
-                raise CapoError("workers need the environment's name: an object can't be sent to another process")
-        pieces = [Work(folder.name, folder, BatchTask(batch)) for batch, folder in work]
-        for ended in run_all(pieces, self.on, self.workers).values():
-            if ended.error:
-                raise CapoError(f"the batch {ended.name} failed: {ended.error}")
+class Teller(Watcher):
+    """Says what becomes of batches that are run elsewhere."""
+
+    def __init__(self, say: Say) -> None:
+        self._say = say
+
+    def started(self, name: str, where: str) -> None:
+        self._say(f"batch {name}: started on {where}")
+
+    def lost(self, name: str, why: str) -> None:
+        self._say(f"batch {name}: {why}; it is started again")
+
+    def ended(self, outcome: Ended) -> None:
+        self._say(f"batch {outcome.name}: {outcome.error or 'done'} after {outcome.seconds:.0f} s")
 
 
 def _tune(folder: Path, plan: Plan, runner: Runner, say: Say) -> Tuning:
@@ -187,12 +219,12 @@ def _tune(folder: Path, plan: Plan, runner: Runner, say: Say) -> Tuning:
         _finish(folder, plan, study, runner, batches, say)
     tuning = read_tuning(folder)
     best = _best(tuning)
-    say(f"best: trial {best.number}, score {best.score:.4g} with the seeds {_listed(plan.seeds)}")
+    say(f"best: trial {best.number}, score {best.score:.4g} with the seeds {listed(plan.seeds)}")
     fresh: dict[str, list[float | None]] = {}
     if plan.fresh_seeds:
         place = folder / FRESH / f"{best.number:05d}"
         if read_outcomes(place) is None:
-            say(f"training it and the preset again, with the fresh seeds {_listed(plan.fresh_seeds)}")
+            say(f"training it and the preset again, with the fresh seeds {listed(plan.fresh_seeds)}")
         ((tuned, usual),) = runner.run([(plan.fresh_batch(best.settings), place)], say)
         fresh = {"tuned": _scores(tuned, plan), "preset": _scores(usual, plan)}
     first = {one.number: one.outcome.scores[0] for one in tuning.trials if one.outcome and one.outcome.scores}
@@ -236,12 +268,12 @@ def _write_preset(tuning: Tuning) -> None:
     asked, best = tuning.asked, tuning.best_trial
     comments = [
         f"Found by capo tune: trial {best.number} of {len(tuning.trials)}, {asked['stages'][-1]:,} frames;",
-        f"score {best.score:.4g} with the seeds {_listed(asked['seeds'])}, which chose it.",
+        f"score {best.score:.4g} with the seeds {listed(asked['seeds'])}, which chose it.",
     ]
     for name, scores in tuning.fresh.items():
         known = [score for score in scores if score is not None]
         mean = f"{sum(known) / len(known):.4g}" if known else "diverged"
-        comments.append(f"Fresh seeds {_listed(asked['fresh_seeds'])}, {name}: {mean}")
+        comments.append(f"Fresh seeds {listed(asked['fresh_seeds'])}, {name}: {mean}")
     write_preset(
         tuning.folder / PRESET,
         algorithm=asked["algorithm"],
@@ -252,9 +284,9 @@ def _write_preset(tuning: Tuning) -> None:
     )
 
 
-def _listed(seeds: Sequence[int]) -> str:
+def listed(seeds: Sequence[int]) -> str:
     """
-    >>> _listed([2, 3, 4]), _listed([1, 5])
+    >>> listed([2, 3, 4]), listed([1, 5])
     ('2 to 4', '1, 5')
     """
     if len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[-1] + 1)):
