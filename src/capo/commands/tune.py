@@ -41,7 +41,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "tune",
         run,
         help="search good settings for an environment",
-        description="Search good settings: many trials as one program, the worse half stopped early; then fresh seeds.",
+        description="Search good settings: trials as one program, the worse half stopped early, fresh seeds last.",
         epilog=EXAMPLES,
     ).add_argument
     number = positive_integer

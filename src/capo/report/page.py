@@ -78,8 +78,8 @@ def render(records: Sequence[Record], problems: Sequence[str], tunings: Sequence
 </head>
 <body>
 {_NOSCRIPT if records else ""}
-<main id="page"></main>
-<main>{sections}</main>
+{'<main id="page"></main>' if records else ""}
+{f"<main>{sections}</main>" if tunings else ""}
 <script type="application/json" id="data">{data}</script>
 <script>
 {script}</script>

@@ -1,7 +1,7 @@
 """The pictures of a tuning as SVG, in the look of the report page: history, importance, parallel coordinates.
 
-They are made here rather than in the browser, so that they need no script. A pointer that rests on a mark shows the
-trial.
+They are made here rather than in the browser, so that they need no script. A pointer that rests on a mark shows
+the trial.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def parallel(tuning: Tuning) -> str:
     trials = [one for one in tuning.trials if one.outcome is not None and one.outcome.scores]
     order = [name for name in tuning.importance if name in tuning.asked["space"]]
     names = [*order, *(name for name in tuning.asked["space"] if name not in order)]
-    height, margin, top, bottom = 400, 70, 46, 34
+    height, margin, top, bottom = 420, 70, 62, 34
     first = {one.number: one.outcome.scores[0] for one in trials if one.outcome is not None}
     low, high = _extent(list(first.values()), margin=0.0)
     step = (WIDTH - 2 * margin) / max(len(names), 1)
@@ -103,8 +103,8 @@ def parallel(tuning: Tuning) -> str:
         ends = (_short(low), _short(high)) if table is None else _ends(table)
         marks.append(f'<path d="M{x:.1f} {y(0):.1f}V{y(1):.1f}" stroke="{SOFT}"/>')
         up = 0 if index % 2 else 14  # neighbours' names on two lines
-        marks.append(_text(x, top - 28 + up, name, "middle", bold=True))
-        marks.append(_text(x, top - 2, ends[1], "middle"))
+        marks.append(_text(x, top - 42 + up, name, "middle", bold=True))
+        marks.append(_text(x, top - 8, ends[1], "middle"))
         marks.append(_text(x, height - bottom + 16, ends[0], "middle"))
     return _svg(height, "Settings and score of every trial", marks)
 

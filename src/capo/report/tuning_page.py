@@ -31,15 +31,16 @@ def section(tuning: Tuning) -> str:
     parts = [
         f"<h2>Tuning of {_safe(title(asked['algorithm']))} on {_safe(asked['env'])}</h2>",
         f'<p class="soft">{_safe(tuning.folder)}: {len(tuning.trials)} trials ({counts}), '
-        f"{tuning.stages[-1]:,} frames, seeds {listed(asked['seeds'])}, {asked['episodes']} episodes per seed and score</p>",
+        f"{tuning.stages[-1]:,} frames, seeds {listed(asked['seeds'])}, {asked['episodes']} episodes per seed and "
+        "score</p>",
     ]
     if tuning.best is not None:
         parts += [*_fresh(tuning), *_best(tuning)]
     parts += [
         "<h3>History</h3>",
         '<p class="soft">The last score of every trial. Filled: trained to the end. Hollow: stopped after '
-        "an earlier stage, so its score is of fewer frames. A cross: diverged. The line is the best complete trial "
-        "so far.</p>",
+        "an earlier stage, so its score is of fewer frames. A cross: diverged. The line: the best complete trial so "
+        "far.</p>",
         f'<div class="chart">{tuning_figures.history(tuning)}</div>',
     ]
     if tuning.importance:
