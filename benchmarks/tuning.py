@@ -48,7 +48,7 @@ def random_trials(space: Any, count: int) -> list[dict[str, float]]:
         trial = {}
         for name, one in space.items():
             ends = one.distribution(optuna)
-            low, high = (np.log([ends.low, ends.high]) if ends.log else (ends.low, ends.high))
+            low, high = np.log([ends.low, ends.high]) if ends.log else (ends.low, ends.high)
             number = rng.uniform(low, high)
             trial[name] = one.from_search(float(np.exp(number)) if ends.log else float(number))
         drawn.append(trial)

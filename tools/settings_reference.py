@@ -35,7 +35,7 @@ def table(name: str) -> str:
     presets = config.PRESETS
     words, hints, kinds = sentences(config), get_type_hints(config), field_kinds(config)
     lines = [
-        f"| setting | {' | '.join(f'`{preset}`' for preset in presets)} | `default` elsewhere | tuning | meaning |",  # noqa: E501
+        f"| setting | {' | '.join(f'`{name}`' for name in presets)} | `default` elsewhere | tuning | meaning |",
         "|---" * (len(presets) + 4) + "|",
     ]
     games = [config.preset(preset, _GAME) for preset in presets]

@@ -99,7 +99,7 @@ def test_a_wrong_space_is_refused(tables: dict[str, Any], message: str) -> None:
 def test_the_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "space.toml"
     path.write_text("[gamma]\nlow = 1\n")
-    with pytest.raises(capo.CapoError, match="space.toml: .*needs low and high"):
+    with pytest.raises(capo.CapoError, match=r"space\.toml: .*needs low and high"):
         read_space(path, NCAPOConfig)
     with pytest.raises(capo.CapoError, match="there is no such file"):
         read_space(tmp_path / "none.toml", NCAPOConfig)

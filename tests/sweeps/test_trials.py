@@ -105,7 +105,7 @@ def test_trials_on_the_host(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_trained_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(capo.CapoError, match="gamma=2.0 must be between"):
+    with pytest.raises(capo.CapoError, match=r"gamma=2\.0 must be between"):
         check_batch(replace(BATCH, trials=({"gamma": 2.0},)))
     with pytest.raises(capo.CapoError, match="did you mean"):
         check_batch(replace(BATCH, env="probe-actoin"))

@@ -97,9 +97,10 @@ def test_the_same_call_again_finishes_what_is_missing(
             raise KeyboardInterrupt
         return usual(*given, **options)
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(target, name, lost)
-        tune(tmp_path / "lost")
+        with pytest.raises(KeyboardInterrupt):
+            tune(tmp_path / "lost")
     ran: list[Any] = []
     run_batch = trials.run_batch
     monkeypatch.setattr(trials, "run_batch", lambda *given: ran.append(given) or run_batch(*given))
