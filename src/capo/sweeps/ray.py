@@ -273,7 +273,7 @@ class RayEngine:
                 if one is None:
                     continue  # an earlier attempt, or one that has ended since
                 if not one.where:
-                    one.where = where
+                    one.where, one.began = where, time.monotonic()
                     self._watcher.started(one.work.name, where)
                 update.write(one.work.folder)
 
