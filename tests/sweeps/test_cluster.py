@@ -64,6 +64,13 @@ def parent(pid: int) -> int:
         return 0
 
 
+def kill_node(raylet: int) -> None:
+    """All of a node's processes at once, as when its machine is lost."""
+    workers = [int(path.name) for path in Path("/proc").glob("[0-9]*") if parent(int(path.name)) == raylet]
+    for pid in (raylet, *workers):
+        os.kill(pid, signal.SIGKILL)
+
+
 def start(spec: Path, out: Path, address: str) -> subprocess.Popen[bytes]:
     """``capo sweep`` as a user starts it."""
     command = [sys.executable, "-m", "capo", "sweep", str(spec), "--out", str(out), "--on", address]
@@ -118,7 +125,7 @@ def test_lost_workers_nodes_and_drivers_change_nothing(cluster: Any, tmp_path: P
         def occupied() -> set[int]:
             return {parent(pid) for pid in in_the_middle(broken)} & set(raylets(cluster))
 
-        os.kill(wait_for(occupied, driver).pop(), signal.SIGKILL)  # a whole node, with its worker
+        kill_node(wait_for(occupied, driver).pop())
         lost = wait_for(lambda: [found for found in [status(broken)["lost"]] if found != first], driver)[0]
         wait_for(lambda: len(done(broken)) >= 5 and in_the_middle(broken), driver)
         finished = done(broken)
@@ -153,11 +160,8 @@ def test_with_a_shared_disk_workers_write_there(cluster: Any, tmp_path: Path) ->
 
 
 def test_a_job_that_fails_by_itself_stops_nobody(cluster: Any, tmp_path: Path) -> None:
-    sys.path.insert(0, str(Path(__file__).parent))
     given = {**SPEC, "environments": ["breaking_env:Breaking-v0", "probe-both"]}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent))
-        found = capo.sweep(given, out=tmp_path, on=cluster.address, shared_disk=False)
+    found = capo.sweep(given, out=tmp_path, on=cluster.address, shared_disk=False)
     states = {row["environment"]: row["state"] for row in found.rows}
     assert states == {"breaking_env:Breaking-v0": "failed", "probe-both": "done"}
     (error,) = found.failed.values()
