@@ -1,18 +1,18 @@
 """Trials of a tuning as one program, against the same trials one after another.
 
     python benchmarks/tuning.py --out results/benchmarks/tuning.json
-    python benchmarks/tuning.py --out results/benchmarks/tuning.json --env minatar-asterix --algo ppo --preset default
+    python benchmarks/tuning.py --out results/benchmarks/tuning.json --algo ppo --preset default
 
 Three ways to train the same trials, which differ in the numbers of the algorithm's default search space, with one
 seed each:
 
 - ``one program``: all trials are rows of one compiled program (what ``capo tune`` does);
 - ``one after another, one program``: a program for a single trial, compiled once, whose numbers are arguments;
-- ``one after another``: a training of its own for each, with its numbers compiled in (what a loop over ``capo train``
-  does, less the start of each process).
+- ``one after another``: a training of its own for each, with its numbers compiled in (what a loop over
+  ``capo train`` does, less the start of each process).
 
-The seconds are those of compiling and training. The three ways take turns, a share of the trials at a time, so that
-a busy machine slows all of them down alike. Rows are added to an existing file, one per environment, algorithm and
+The seconds are those of compiling and training. The last two ways take turns, a share of the trials at a time, so
+that a busy machine slows both down alike. Rows are added to an existing file, one per environment, algorithm and
 preset.
 """
 

@@ -23,12 +23,13 @@ from capo import __version__
 from capo.files import write_text
 from capo.neural.algorithms import registry
 from capo.report import paper, sources, statistics, tuning_page, wording
-from capo.report.series import Series, colour, group, kind_names, samples, title
+from capo.report.series import Series, colour, group, kind_names, samples, shown, title
 from capo.report.statistics import Array
 from capo.runs.records import Record, version_differences
 from capo.sweeps.tuning_folder import Tuning, is_tuning, read_tuning
 
 MAX_GIF = 4_000_000  # bytes of one embedded picture
+MOST_PAIRS = 16  # series of an environment that are compared pair by pair
 _THRESHOLDS = 201  # points of a performance profile
 _NOSCRIPT = (
     '<noscript><p class="notice">This page draws its curves with JavaScript; please enable it.</p></noscript>'
@@ -174,6 +175,7 @@ def _environment(name: str, series: Sequence[Series]) -> JSON:
     return {
         "name": name,
         "series": [_series(one) for one in own],
+        "choices": _choices(own),
         "missing": [games[kind] for kind in games if kind not in kinds] if name.startswith("minatar-") else [],
         "paper": [
             {
@@ -186,14 +188,40 @@ def _environment(name: str, series: Sequence[Series]) -> JSON:
             for algorithm in registry.ROWS
             if algorithm in curves
         ],
-        "improvement": _improvement({one.label: [one.scores] for one in scored}),
+        "improvement": _improvement({one.label: [one.scores] for one in scored})
+        if len(scored) <= MOST_PAIRS
+        else None,
         "profile": _profile(scored),
     }
+
+
+def _values(one: Series) -> dict[str, str]:
+    """What tells a sweep's series apart, in words."""
+    record = one.records[0]
+    settings = {name: shown(value) for name, value in record.varied.items()}
+    return {"algorithm": title(one.algorithm), "preset": record.preset, **settings} if record.varied else {}
+
+
+def _choices(series: Sequence[Series]) -> list[JSON]:
+    """The settings of a sweep that a reader can choose by, each with its values in order; none without a sweep."""
+    values: dict[str, dict[str, Any]] = {}
+    for one in series:
+        order = one.records[0].varied
+        for name, text in _values(one).items():
+            values.setdefault(name, {})[text] = order.get(name, text)
+    found = []
+    for name, texts in values.items():
+        numbers = all(isinstance(value, int | float) for value in texts.values())
+        ordered = sorted(texts, key=lambda text: texts[text]) if numbers else list(texts)
+        if len(texts) > 1:
+            found.append({"name": name, "values": ordered})
+    return found
 
 
 def _series(one: Series) -> JSON:
     return {
         "label": one.label,
+        "values": _values(one),
         "algorithm": one.algorithm,
         "colour": one.colour,
         "curves": {kind: found for kind in ("evaluation", "training") if (found := _curve(one, kind))},
@@ -272,7 +300,8 @@ def _overall(series: Sequence[Series]) -> JSON | None:
         if one.finals:
             found.setdefault(one.label, {})[one.env] = one.scores
     shared = sorted(set.intersection(*map(set, found.values()))) if found else []
-    table = _improvement({label: [own[env] for env in shared] for label, own in found.items()} if shared else {})
+    few = shared if len(found) <= MOST_PAIRS else []
+    table = _improvement({label: [own[env] for env in few] for label, own in found.items()} if few else {})
     return {**table, "environments": shared} if table and len(shared) > 1 else None
 
 

@@ -39,7 +39,7 @@ def section(tuning: Tuning) -> str:
     parts += [
         "<h3>History</h3>",
         '<p class="soft">The last score of every trial. Filled: trained to the end. Hollow: stopped after '
-        "an earlier stage, so its score is of fewer frames. Cross: diverged. Line: the best complete trial so far.</p>",
+        "an earlier stage, so its score is of fewer frames. Cross: diverged. Line: the best complete one so far.</p>",
         f'<div class="chart">{tuning_figures.history(tuning)}</div>',
     ]
     if tuning.importance:

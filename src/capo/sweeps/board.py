@@ -118,7 +118,7 @@ class Board(Watcher):
                 self._written = now
                 self._write("running")
 
-    def close(self, state: str) -> None:
+    def close(self, state: str = "finished") -> None:
         """The end: ``finished`` or ``stopped``."""
         if self._live is not None:
             self._live.update(table(self._entries(), self._summary()), refresh=True)

@@ -22,16 +22,18 @@ def run_all(
     workers: int | None = None,
     watcher: Watcher | None = None,
     shared_disk: bool | None = None,
+    quiet: bool = True,
 ) -> dict[str, Outcome]:
     """Run everything; a piece that fails does not stop the others.
 
     Args:
         work: with different names and folders.
-        on: ``local``, or a Ray cluster: ``auto`` (the one this machine belongs to), ``ray://HOST:PORT`` (from
-            outside) or ``HOST:PORT``.
+        on: ``local``, ``inline`` (one after another in this process), or a Ray cluster: ``auto`` (the one that
+            this machine belongs to), ``ray://HOST:PORT`` (from outside) or ``HOST:PORT``.
         workers: the most pieces of work at a time. None: one per GPU, or one; on Ray as many as fit.
         watcher: is told what happens.
         shared_disk: whether Ray's workers see the folders under the same names; None to find out.
+        quiet: if ``inline``, whether what the work prints goes to its log.
 
     Returns:
         The outcomes by name.
@@ -40,7 +42,7 @@ def run_all(
         CapoError: if there is no such engine or cluster.
         KeyboardInterrupt: after SIGINT, SIGTERM or SIGHUP; everything can be continued.
     """
-    engine = choose(on, workers, shared_disk)
+    engine = local.InProcess(quiet) if on == "inline" else choose(on, workers, shared_disk)
     collected = _Collector(watcher or Watcher())
     if len({one.name for one in work}) < len(work):
         raise CapoError("two pieces of work have the same name")

@@ -52,13 +52,20 @@ def gpus() -> list[str]:
 
 
 class InProcess:
-    """One after another in this process, with its output where this process has it."""
+    """One after another in this process.
+
+    Args:
+        quiet: whether what the work prints goes to its log rather than to where this process prints.
+    """
+
+    def __init__(self, quiet: bool = False) -> None:
+        self.quiet = quiet
 
     def run(self, work: Sequence[Work], watcher: Watcher) -> None:
         for one in work:
             began = time.monotonic()
             watcher.started(one.name, here())
-            error = attempt(one.task, one.folder, log=False)
+            error = attempt(one.task, one.folder, log=self.quiet)
             watcher.ended(Outcome(one.name, error, here(), 1, time.monotonic() - began))
 
 

@@ -62,7 +62,8 @@ class Plan:
         if len(self.jobs) > SHOWN:
             lines.append(f"  ... and {len(self.jobs) - SHOWN} more")
         kept = spec.keep * sum(self.sizes.get(job.id, 0) for job in missing)
-        lines.append(f"checkpoints will take {kept / 1e6:,.1f} MB in {self.folder.path}")
+        if missing:
+            lines.append(f"checkpoints will take {kept / 1e6:,.1f} MB in {self.folder.path}")
         return "\n".join(lines)
 
 

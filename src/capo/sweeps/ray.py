@@ -13,6 +13,7 @@ import logging
 import math
 import secrets
 import shutil
+import sys
 import tempfile
 import time
 from collections import deque
@@ -54,6 +55,7 @@ class Order:
         files: of the folder so far, where workers may not see it.
         token: the content of the folder's token, if the driver wants to know whether workers see it.
         versions: of the driver's packages.
+        path: where the driver finds modules; a worker looks there too, if it has such folders.
     """
 
     name: str
@@ -63,6 +65,7 @@ class Order:
     files: Update | None
     token: str
     versions: dict[str, str]
+    path: list[str]
 
 
 class Mailbox:
@@ -93,6 +96,7 @@ def carry_out(order: Order, mailbox: Any) -> tuple[str, Update | None]:
     wrong = _other_versions(order.versions)
     if wrong:
         return wrong, None
+    sys.path += [one for one in order.path if one not in sys.path and Path(one).is_dir()]
     share_device()
     keep_programs()
     mailbox.post.remote(order.name, order.number, here(), Update())
@@ -110,7 +114,7 @@ def carry_out(order: Order, mailbox: Any) -> tuple[str, Update | None]:
                 last = mirror.read(scratch)
                 ray.get(mailbox.post.remote(order.name, order.number, here(), last), timeout=STOPPING)
                 raise
-        return error, mirror.read(scratch)
+        return error.replace(str(scratch), str(order.folder)), mirror.read(scratch)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -231,7 +235,8 @@ class RayEngine:
                 token = self._token
                 write_text(folder / TOKEN, token)
             files = None if self.shared_disk else mirror.read(folder)
-            order = Order(one.work.name, one.number, one.work.task, folder, files, token, self._versions)
+            path = [str(Path(entry).resolve()) for entry in sys.path]
+            order = Order(one.work.name, one.number, one.work.task, folder, files, token, self._versions, path)
             task = ray.remote(carry_out).options(
                 num_cpus=one.work.cpus, num_gpus=one.work.gpus, max_retries=0, name=one.work.name
             )
@@ -273,7 +278,7 @@ class RayEngine:
                 if one is None:
                     continue  # an earlier attempt, or one that has ended since
                 if not one.where:
-                    one.where = where
+                    one.where, one.began = where, time.monotonic()
                     self._watcher.started(one.work.name, where)
                 update.write(one.work.folder)
 
