@@ -26,7 +26,7 @@ from capo.report import paper, sources, statistics, tuning_page, wording
 from capo.report.series import Series, colour, group, kind_names, samples, shown, title
 from capo.report.statistics import Array
 from capo.runs.records import Record, version_differences
-from capo.sweeps.tuning_folder import Tuning, is_tuning, read_tuning
+from capo.sweeps.tuning_folder import Tuning
 
 MAX_GIF = 4_000_000  # bytes of one embedded picture
 MOST_PAIRS = 16  # series of an environment that are compared pair by pair
@@ -44,10 +44,9 @@ def write_page(paths: Sequence[Path], out: Path) -> tuple[Path, list[str]]:
     Returns:
         The file, and what could not be read, in words.
     """
-    tunings = [read_tuning(path) for path in tuning_page.find_tunings(paths)]
-    rest = [path for path in paths if not any(one.folder == path or one.folder.parent == path for one in tunings)]
-    rest += [path for path in paths if path not in rest and not is_tuning(path) and sources.holds_runs(path)]
-    records, problems = sources.read(rest) if rest or not tunings else ([], [])
+    tunings, rest, problems = tuning_page.read_tunings(paths)
+    records, more = sources.read(rest) if rest or not tunings else ([], [])
+    problems += more
     return write_text(out, render(records, problems, tunings)), problems
 
 
@@ -58,6 +57,7 @@ def render(records: Sequence[Record], problems: Sequence[str], tunings: Sequence
     names = ("page.css", "tuning.css", "page.js")
     style, more, script = (folder.joinpath(name).read_text(encoding="utf-8") for name in names)
     sections = "".join(map(tuning_page.section, tunings))
+    after = "div" if records else "main"
     if not records:
         about = ", ".join(dict.fromkeys(f"{one.asked['env']}" for one in tunings))
         content["title"] = f"capo report: tuning on {about}"
@@ -80,7 +80,7 @@ def render(records: Sequence[Record], problems: Sequence[str], tunings: Sequence
 <body>
 {_NOSCRIPT if records else ""}
 {'<main id="page"></main>' if records else ""}
-{f"<main>{sections}</main>" if tunings else ""}
+{f'<{after} class="wide">{sections}</{after}>' if tunings else ""}
 <script type="application/json" id="data">{data}</script>
 <script>
 {script}</script>

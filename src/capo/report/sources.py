@@ -77,7 +77,7 @@ def _read_one(path: Path, notes: list[str]) -> list[Record]:
 def holds_runs(path: Path) -> bool:
     """Whether a folder holds runs or results, besides other things."""
     below = (*path.glob("*/"), *path.glob("*/*/"))
-    return any(map(is_run, below)) or any(map(_is_result, path.glob("*.json")))
+    return is_run(path) or any(map(is_run, below)) or any(map(_is_result, path.glob("*.json")))
 
 
 def _read_sweep(path: Path, notes: list[str]) -> list[Record]:

@@ -6,21 +6,36 @@ import html
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from capo.errors import CapoError
 from capo.neural.algorithms import registry
 from capo.report import statistics, tuning_figures
 from capo.report.series import title
+from capo.report.sources import holds_runs
 from capo.report.statistics import Estimate
 from capo.sweeps.tuning import listed
-from capo.sweeps.tuning_folder import Tuning, is_tuning
+from capo.sweeps.tuning_folder import Tuning, is_tuning, read_tuning
 
 
-def find_tunings(paths: Sequence[Path]) -> list[Path]:
-    """The folders of tunings among the paths and directly below them."""
-    found = [path for path in paths if is_tuning(path)]
-    for path in paths:
-        if path.is_dir() and path not in found:
-            found += [below for below in sorted(path.iterdir()) if is_tuning(below)]
-    return list(dict.fromkeys(found))
+def read_tunings(paths: Sequence[Path]) -> tuple[list[Tuning], list[Path], list[str]]:
+    """The tunings among the paths and directly below them.
+
+    Returns:
+        The tunings, the paths that may hold something else too, and what could not be read, in words.
+    """
+    tunings, rest, problems = [], [], []
+    for path in dict.fromkeys(paths):
+        if is_tuning(path):
+            tunings.append(read_tuning(path))
+            continue
+        below = [one for one in sorted(path.iterdir()) if is_tuning(one)] if path.is_dir() else []
+        for one in below:
+            try:
+                tunings.append(read_tuning(one))
+            except CapoError as error:
+                problems.append(f"{error}; left out")
+        if not below or holds_runs(path):
+            rest.append(path)
+    return tunings, rest, problems
 
 
 def section(tuning: Tuning) -> str:
@@ -39,7 +54,7 @@ def section(tuning: Tuning) -> str:
     parts += [
         "<h3>History</h3>",
         '<p class="soft">The last score of every trial. Filled: trained to the end. Hollow: stopped after '
-        "an earlier stage, so its score is of fewer frames. Cross: diverged. Line: the best complete one so far.</p>",
+        "an earlier stage, so its score is of fewer frames. Cross: diverged. Line: the best filled so far.</p>",
         f'<div class="chart">{tuning_figures.history(tuning)}</div>',
     ]
     if tuning.importance:
