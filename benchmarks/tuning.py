@@ -11,8 +11,8 @@ seed each:
 - ``one after another``: a training of its own for each, with its numbers compiled in (what a loop over
   ``capo train`` does, less the start of each process).
 
-The seconds are those of compiling and training. The last two ways take turns, a share of the trials at a time, so
-that a busy machine slows both down alike. Rows are added to an existing file, one per environment, algorithm and
+The ratios are of processor time, over all threads, which a busy machine changes least; the file has wall times too.
+Rows are added to an existing file, one per environment, algorithm and
 preset.
 """
 
@@ -20,7 +20,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +38,7 @@ from capo.neural.learners.trials import TrialsLearner
 from capo.provenance import provenance
 from capo.sweeps.space import default_space
 
-SHARES = 4  # turns of the ways that train one after another
+WAYS = ("one program", "one after another, one program", "one after another")
 
 
 def random_trials(space: Any, count: int) -> list[dict[str, float]]:
@@ -63,42 +66,72 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     iterations = -(-options.frames // config.frames_per_iteration)
     trials = random_trials(space, options.trials)
     names = sorted(space)
-    seconds = {"one program": 0.0, "one after another, one program": 0.0, "one after another": 0.0}
-    compiling = dict.fromkeys(seconds, 0.0)
-
+    found = {way: Times() for way in WAYS}
     whole = TrialsLearner(row.algorithm(config, env), env, names, len(trials))
     single = TrialsLearner(row.algorithm(config, env), env, names, 1)
-    begin = time.perf_counter()
-    compiling["one program"] = whole.compile()
-    whole.run(whole.start(trials, [0]), iterations)
-    seconds["one program"] = time.perf_counter() - begin
-    for share in np.array_split(np.arange(len(trials)), SHARES):
-        begin = time.perf_counter()
-        if single.compile_seconds is None:
-            compiling["one after another, one program"] = single.compile()
-        for index in share:
-            single.run(single.start([trials[index]], [0]), iterations)
-        seconds["one after another, one program"] += time.perf_counter() - begin
-        begin = time.perf_counter()
-        for index in share:
-            learner = make_learner(row.algorithm(override(config, trials[index]), env), env)
-            compiling["one after another"] += learner.compile()
+    with found["one program"].compiling():
+        whole.compile()
+    with found["one program"].training():
+        whole.run(whole.start(trials, [0]), iterations)
+    with found["one after another, one program"].compiling():
+        single.compile()
+    for index, trial in enumerate(trials):
+        with found["one after another, one program"].training():
+            single.run(single.start([trial], [0]), iterations)
+        with found["one after another"].compiling():
+            learner = make_learner(row.algorithm(override(config, trial), env), env)
+            learner.compile()
+        with found["one after another"].training():
             learner.run(learner.init([0]), iterations)
-        seconds["one after another"] += time.perf_counter() - begin
-        print(f"{share[-1] + 1} of {len(trials)} trials: {seconds}", flush=True)
+        if index % 8 == 7:
+            print(f"{index + 1} of {len(trials)} trials: {found}", flush=True)
+    slow = found["one after another"]
     return {
         "env": options.env,
         "algorithm": options.algo,
         "preset": options.preset,
         "trials": len(trials),
         "frames_per_trial": iterations * config.frames_per_iteration,
-        "seconds": {way: round(value, 2) for way, value in seconds.items()},
-        "of_which_compiling_seconds": {way: round(value, 2) for way, value in compiling.items()},
-        "times_faster_than_one_after_another": {
-            way: round(seconds["one after another"] / value, 2) for way, value in seconds.items()
-        },
+        "ways": {way: one.to_dict() for way, one in found.items()},
+        "times_less_processor_time": {way: round(slow.cpu / one.cpu, 2) for way, one in found.items()},
+        "load_average": os.getloadavg(),
         "made_by": provenance(),
     }
+
+
+class Times:
+    """Seconds of compiling and of training: processor time over all threads, and wall time."""
+
+    def __init__(self) -> None:
+        self.parts = {part: [0.0, 0.0] for part in ("compiling", "training")}
+
+    @property
+    def cpu(self) -> float:
+        """Processor time of both."""
+        return sum(part[0] for part in self.parts.values())
+
+    @contextmanager
+    def _measured(self, name: str) -> Iterator[None]:
+        cpu, wall = time.process_time(), time.perf_counter()
+        yield
+        self.parts[name][0] += time.process_time() - cpu
+        self.parts[name][1] += time.perf_counter() - wall
+
+    def compiling(self) -> AbstractContextManager[None]:
+        return self._measured("compiling")
+
+    def training(self) -> AbstractContextManager[None]:
+        return self._measured("training")
+
+    def to_dict(self) -> dict[str, float]:
+        return {
+            f"{name}_{kind}_seconds": round(value, 2)
+            for name, part in self.parts.items()
+            for kind, value in zip(("cpu", "wall"), part, strict=True)
+        }
+
+    def __repr__(self) -> str:
+        return str(self.to_dict())
 
 
 def main() -> None:
@@ -107,7 +140,7 @@ def main() -> None:
     parser.add_argument("--env", default="minatar-breakout")
     parser.add_argument("--algo", default="ncapo")
     parser.add_argument("--preset", default="cpu")
-    parser.add_argument("--frames", type=float, default=50_000, help="per trial")
+    parser.add_argument("--frames", type=float, default=10_000, help="per trial")
     parser.add_argument("--trials", type=int, default=32)
     options = parser.parse_args()
     options.frames = int(options.frames)
@@ -117,7 +150,7 @@ def main() -> None:
     rows = [row for row in rows if any(row[key] != found[key] for key in keys)] + [found]
     options.out.parent.mkdir(parents=True, exist_ok=True)
     write_json(options.out, {"rows": rows})
-    print(json.dumps({key: found[key] for key in ("seconds", "times_faster_than_one_after_another")}, indent=2))
+    print(json.dumps({key: found[key] for key in ("ways", "times_less_processor_time")}, indent=2))
 
 
 if __name__ == "__main__":
