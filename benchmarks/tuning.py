@@ -11,9 +11,8 @@ seed each:
 - ``one after another``: a training of its own for each, with its numbers compiled in (what a loop over
   ``capo train`` does, less the start of each process).
 
-The ratios are of processor time, over all threads, which a busy machine changes least; the file has wall times too.
-Rows are added to an existing file, one per environment, algorithm and
-preset.
+The ratios are of processor time, over all threads, which a busy machine changes least; there are wall times too.
+Rows are added to an existing file, one per environment, algorithm and preset.
 """
 
 from __future__ import annotations
