@@ -184,7 +184,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["report", str(out), "--out", str(page)]) == 0
     shown = page.read_text()
     assert shown.count("<svg") >= 2
-    assert "Fresh seeds (1, 2)" in shown
+    assert "<h3>Fresh seeds 1, 2</h3>" in shown
 
 
 def test_the_page_shows_tunings_beside_runs_and_escapes_names(whole: Tuning, tmp_path: Path) -> None:
@@ -228,6 +228,21 @@ def test_a_damaged_folder_is_a_clear_error(whole: Tuning, tmp_path: Path) -> Non
     (tmp_path / "result.json").write_text('{"best": 3}')
     with pytest.raises(capo.CapoError, match="is damaged"):
         read_tuning(tmp_path)
+
+
+@pytest.mark.cluster
+def test_batches_on_a_ray_cluster_come_to_the_same(tmp_path: Path) -> None:
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    try:
+        cluster.add_node(num_cpus=1)
+        found = tune(tmp_path / "ray", trials=6, workers=2, on=cluster.address)
+    finally:
+        cluster.shutdown()
+    here = tune(tmp_path / "here", trials=6, workers=2)
+    assert outcome_of(found) == outcome_of(here)
+    assert found.fresh == here.fresh
 
 
 @pytest.mark.slow

@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from capo.commands.common import Subparsers, add_command, positive_integer
 from capo.commands.train import check_settings, parse_settings
@@ -126,25 +125,19 @@ def run(arguments: argparse.Namespace) -> int:
 def summary(tuning: Tuning) -> list[str]:
     """What was found, in a few lines."""
     from capo.report.tuning_page import fresh_scores
-    from capo.sweeps.tuning_folder import PRESET, TRIALS
+    from capo.sweeps.tuning_folder import PRESET, TRIALS, in_words
 
     asked, best = tuning.asked, tuning.best_trial
     states = [one.state(len(tuning.stages)) for one in tuning.trials]
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(sorted(states)))
     lines = [
         f"tuned {asked['algorithm']} on {asked['env']}: {len(tuning.trials)} trials ({counts})",
-        f"best: trial {best.number}, score {best.score:.4g} with {_seeds(asked['seeds'])}, which chose it",
+        f"best: trial {best.number}, score {best.score:.4g} with {in_words(asked['seeds'])}, which chose it",
         *(f"  {name} = {value}" for name, value in best.settings.items()),
     ]
     if tuning.fresh:
-        lines.append(f"trained again with {_seeds(asked['fresh_seeds'])}, which chose nothing:")
+        lines.append(f"trained again with {in_words(asked['fresh_seeds'])}, which chose nothing:")
         lines += [f"  {label}: {text}" for label, text in fresh_scores(tuning)]
     files = f"files in {tuning.folder}: {PRESET}, {TRIALS}, study.db (optuna-dashboard opens it)"
     use = f"use it: capo train {asked['env']} --algo {asked['algorithm']} --preset {tuning.preset}"
     return [*lines, files, use, f"pictures: capo report {tuning.folder} --out tune.html"]
-
-
-def _seeds(seeds: Sequence[Any]) -> str:
-    from capo.sweeps.tuning import listed
-
-    return f"seed{'s' if len(seeds) > 1 else ''} {listed(seeds)}"

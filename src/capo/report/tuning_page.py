@@ -12,8 +12,7 @@ from capo.report import statistics, tuning_figures
 from capo.report.series import title
 from capo.report.sources import holds_runs
 from capo.report.statistics import Estimate
-from capo.sweeps.tuning import listed
-from capo.sweeps.tuning_folder import Tuning, is_tuning, read_tuning
+from capo.sweeps.tuning_folder import Tuning, in_words, is_tuning, read_tuning
 
 
 def read_tunings(paths: Sequence[Path]) -> tuple[list[Tuning], list[Path], list[str]]:
@@ -46,7 +45,7 @@ def section(tuning: Tuning) -> str:
     parts = [
         f"<h2>Tuning of {_safe(title(asked['algorithm']))} on {_safe(asked['env'])}</h2>",
         f'<p class="soft">{_safe(tuning.folder)}: {len(tuning.trials)} trials ({counts}), '
-        f"{tuning.stages[-1]:,} frames, seeds {listed(asked['seeds'])}, {asked['episodes']} episodes per seed and "
+        f"{tuning.stages[-1]:,} frames, {in_words(asked['seeds'])}, {asked['episodes']} episodes per seed and "
         "score</p>",
     ]
     if tuning.best is not None:
@@ -98,11 +97,11 @@ def _interval(estimate: Estimate) -> str:
 def _fresh(tuning: Tuning) -> Iterable[str]:
     if not tuning.fresh:
         return
-    seeds = listed(tuning.asked["fresh_seeds"])
-    yield f"<h3>Fresh seeds ({seeds})</h3>"
+    seeds = in_words(tuning.asked["fresh_seeds"])
+    yield f"<h3>Fresh {seeds}</h3>"
     yield (
-        f'<p class="soft">Seeds {listed(tuning.asked["seeds"])} chose the settings, so their score is too high. '
-        f"The best settings and the preset were trained again with the seeds {seeds}.</p>"
+        f'<p class="soft">The score with {in_words(tuning.asked["seeds"])} chose the settings, so it is too high. '
+        f"The best settings and the preset were trained again with {seeds}.</p>"
     )
     yield '<dl class="facts">'
     for label, text in fresh_scores(tuning):

@@ -35,6 +35,7 @@ from capo.sweeps.tuning_folder import (
     Tuning,
     batch_folder,
     generation_files,
+    in_words,
     is_tuning,
     read_asked,
     read_batches,
@@ -219,12 +220,12 @@ def _tune(folder: Path, plan: Plan, runner: Runner, say: Say) -> Tuning:
         _finish(folder, plan, study, runner, batches, say)
     tuning = read_tuning(folder)
     best = _best(tuning)
-    say(f"best: trial {best.number}, score {best.score:.4g} with the seeds {listed(plan.seeds)}")
+    say(f"best: trial {best.number}, score {best.score:.4g} with {in_words(plan.seeds)}")
     fresh: dict[str, list[float | None]] = {}
     if plan.fresh_seeds:
         place = folder / FRESH / f"{best.number:05d}"
         if read_outcomes(place) is None:
-            say(f"training it and the preset again, with the fresh seeds {listed(plan.fresh_seeds)}")
+            say(f"training it and the preset again, with fresh {in_words(plan.fresh_seeds)}")
         ((tuned, usual),) = runner.run([(plan.fresh_batch(best.settings), place)], say)
         fresh = {"tuned": _scores(tuned, plan), "preset": _scores(usual, plan)}
     first = {one.number: one.outcome.scores[0] for one in tuning.trials if one.outcome and one.outcome.scores}
@@ -268,12 +269,12 @@ def _write_preset(tuning: Tuning) -> None:
     asked, best = tuning.asked, tuning.best_trial
     comments = [
         f"Found by capo tune: trial {best.number} of {len(tuning.trials)}, {asked['stages'][-1]:,} frames;",
-        f"score {best.score:.4g} with the seeds {listed(asked['seeds'])}, which chose it.",
+        f"score {best.score:.4g} with {in_words(asked['seeds'])}, which chose it.",
     ]
     for name, scores in tuning.fresh.items():
         known = [score for score in scores if score is not None]
         mean = f"{sum(known) / len(known):.4g}" if known else "diverged"
-        comments.append(f"Fresh seeds {listed(asked['fresh_seeds'])}, {name}: {mean}")
+        comments.append(f"Fresh {in_words(asked['fresh_seeds'])}, {name}: {mean}")
     write_preset(
         tuning.folder / PRESET,
         algorithm=asked["algorithm"],
@@ -282,16 +283,6 @@ def _write_preset(tuning: Tuning) -> None:
         settings={**asked["settings"], **best.settings},
         comments=comments,
     )
-
-
-def listed(seeds: Sequence[int]) -> str:
-    """
-    >>> listed([2, 3, 4]), listed([1, 5])
-    ('2 to 4', '1, 5')
-    """
-    if len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[-1] + 1)):
-        return f"{seeds[0]} to {seeds[-1]}"
-    return ", ".join(map(str, seeds))
 
 
 __all__ = ["Tuning", "read_tuning", "tune"]

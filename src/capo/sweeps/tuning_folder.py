@@ -206,6 +206,17 @@ def write_trials(tuning: Tuning) -> Path:
     return write_text(tuning.folder / TRIALS, text.getvalue())
 
 
+def in_words(seeds: Sequence[int]) -> str:
+    """Seeds for people.
+
+    >>> in_words([0]), in_words([2, 3, 4]), in_words([1, 5])
+    ('seed 0', 'seeds 2 to 4', 'seeds 1, 5')
+    """
+    if len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[-1] + 1)):
+        return f"seeds {seeds[0]} to {seeds[-1]}"
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
