@@ -1,0 +1,222 @@
+"""What a sweep costs beside its trainings: the engines against `capo train` in a loop, in one run on one machine.
+
+    python benchmarks/sweep.py                            the table, written to results/benchmarks/sweep.json
+    python benchmarks/sweep.py --seconds 60 --jobs 4      longer jobs
+    python benchmarks/sweep.py --without-ray
+
+Three measurements:
+
+- ``overhead``: the same trainings, one at a time, by `capo train` in a loop, by `capo sweep` on this machine, by
+  `capo sweep` on a Ray cluster of one node with one processor (started before, as a cluster is), each repeated in
+  turn. The trainings are as long as the first one of the loop takes ``--seconds``.
+- ``small jobs``: 64 trainings of well under a second with one program, two at a time. Jobs per second are counted
+  from the first job that ended, when the workers are up and the program is compiled.
+- ``empty jobs``: 200 tasks that do nothing, two at a time: what the engine itself can do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ENV, PRESET = "minatar-breakout", "cpu"
+SMALL: dict[str, Any] = {
+    "n_envs": 8,
+    "rollout_length": 2,
+    "width": 8,
+    "shared_trunk": True,
+    "batch_size": 4,
+    "gradient_steps": 2,
+    "replay_rollouts": 32,
+}
+OUT = Path(__file__).resolve().parents[1] / "results" / "benchmarks" / "sweep.json"
+
+
+@dataclass
+class Empty:
+    """A task that does nothing."""
+
+    def run(self, folder: Path) -> None:
+        (folder / "done").touch()
+
+
+def capo(*arguments: str) -> None:
+    """A command as a user gives it."""
+    command = [sys.executable, "-m", "capo", *arguments]
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed: {done.stderr[-2000:]}")
+
+
+def spec(jobs: int, frames: int) -> str:
+    return (
+        f'environments = ["{ENV}"]\npresets = ["{PRESET}"]\nframes = {frames}\nseeds = {jobs}\nseeds_per_job = 1\n'
+        "eval_episodes = 100\nkeep = 3\n"
+    )
+
+
+def loop(folder: Path, jobs: int, frames: int) -> None:
+    """`capo train`, one after another."""
+    for seed in range(jobs):
+        capo(
+            "train",
+            ENV,
+            "--preset",
+            PRESET,
+            "--frames",
+            str(frames),
+            "--seed",
+            str(seed),
+            "--out",
+            f"{folder}/{seed}",
+        )
+
+
+def sweep(folder: Path, jobs: int, frames: int, on: str) -> None:
+    folder.mkdir()
+    (folder / "spec.toml").write_text(spec(jobs, frames))
+    capo("sweep", str(folder / "spec.toml"), "--out", str(folder / "out"), "--on", on, "--workers", "1")
+
+
+def same_results(one: Path, other: Path) -> bool:
+    """Whether the runs of the loop and the jobs of a sweep have the same returns."""
+    ours = [
+        json.loads((one / str(seed) / "evaluation.json").read_text()) for seed in range(len(list(one.iterdir())))
+    ]
+    theirs = [json.loads(path.read_text()) for path in (other / "out" / "jobs").glob("*/evaluation.json")]
+    return {(e["seeds"][0], str(e["returns"])) for e in ours} == {
+        (e["seeds"][0], str(e["returns"])) for e in theirs
+    }
+
+
+def overhead(root: Path, seconds: float, jobs: int, repeats: int, address: str | None) -> dict[str, Any]:
+    """Seconds of each way, in turn."""
+    began = time.perf_counter()
+    capo("train", ENV, "--preset", PRESET, "--frames", "40000", "--out", str(root / "first"))
+    fixed = time.perf_counter() - began
+    text = (root / "first" / "metrics.csv").read_text().splitlines()
+    columns = text[0].split(",")
+    speed = float(text[-1].split(",")[columns.index("frames_per_second")])
+    frames = int(max(seconds - fixed, seconds / 2) * speed)
+    ways: dict[str, Callable[[Path], None]] = {
+        "capo train in a loop": lambda folder: loop(folder, jobs, frames),
+        "capo sweep, local": lambda folder: sweep(folder, jobs, frames, "local"),
+    }
+    if address is not None:
+        ways["capo sweep, Ray"] = lambda folder: sweep(folder, jobs, frames, address)
+    times: dict[str, list[float]] = {way: [] for way in ways}
+    equal = True
+    for turn in range(repeats):
+        for way, go in ways.items():
+            folder = root / f"{way.replace(' ', '-')}-{turn}"
+            began = time.perf_counter()
+            go(folder)
+            times[way].append(time.perf_counter() - began)
+            if way != "capo train in a loop":
+                equal = equal and same_results(root / f"capo-train-in-a-loop-{turn}", folder)
+            print(f"{way}: {times[way][-1]:.1f} s for {jobs} jobs", flush=True)
+    base = statistics.median(times["capo train in a loop"])
+    return {
+        "jobs": jobs,
+        "frames_per_job": frames,
+        "seconds_per_job_in_the_loop": base / jobs,
+        "seconds": times,
+        "overhead": {way: statistics.median(own) / base - 1 for way, own in times.items()},
+        "same_results": equal,
+    }
+
+
+def rate(names: int, make: Callable[[], Any], on: str) -> dict[str, Any]:
+    """Jobs per second of work that ``make`` returns, from the first end to the last."""
+    from capo.sweeps.engine import run_all
+    from capo.sweeps.work import Outcome, Watcher
+
+    class Clock(Watcher):
+        def __init__(self) -> None:
+            self.ends: list[float] = []
+
+        def ended(self, outcome: Outcome) -> None:
+            if outcome.error:
+                raise SystemExit(f"{outcome.name}: {outcome.error}")
+            self.ends.append(time.perf_counter())
+
+    clock, began = Clock(), time.perf_counter()
+    run_all(make(), on, 2, clock)
+    warm = [end for end in clock.ends if end > clock.ends[0]]
+    found = {"jobs": names, "seconds_to_the_first": clock.ends[0] - began, "seconds": clock.ends[-1] - began}
+    return found | {"jobs_per_second_once_warm": len(warm) / (clock.ends[-1] - clock.ends[0])}
+
+
+def small_jobs(root: Path, on: str) -> dict[str, Any]:
+    from capo.sweeps.jobs import Job
+    from capo.sweeps.work import Work
+
+    def make() -> list[Work]:
+        jobs = [
+            Job("probe-both", "ncapo", "default", 16_000, (seed,), SMALL, final_episodes=100) for seed in range(64)
+        ]
+        return [Work(job.id, root / job.id, job) for job in jobs]
+
+    return rate(64, make, on)
+
+
+def empty_jobs(root: Path, on: str) -> dict[str, Any]:
+    from capo.sweeps.work import Work
+
+    sys.modules.setdefault("sweep", sys.modules[__name__])
+    Empty.__module__ = "sweep"  # where workers find it: beside this file
+    return rate(200, lambda: [Work(str(i), root / str(i), Empty()) for i in range(200)], on)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of one job (default: 20)")
+    parser.add_argument("--jobs", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--without-ray", action="store_true")
+    parser.add_argument("--out", type=Path, default=OUT)
+    options = parser.parse_args()
+    from capo.files import write_json
+    from capo.provenance import provenance
+
+    root = Path(tempfile.mkdtemp(prefix="capo-sweep-"))
+    cluster = None
+    found: dict[str, Any] = {
+        "arguments": {"seconds": options.seconds, "jobs": options.jobs, "repeats": options.repeats}
+    }
+    try:
+        engines = {"local": "local"}
+        if not options.without_ray:
+            from ray.cluster_utils import Cluster
+
+            cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+            engines["ray"] = cluster.address
+        for name, on in engines.items():
+            found[f"small jobs, {name}"] = small_jobs(root / f"small-{name}", on)
+            print(f"small jobs, {name}: {found[f'small jobs, {name}']}", flush=True)
+            found[f"empty jobs, {name}"] = empty_jobs(root / f"empty-{name}", on)
+            print(f"empty jobs, {name}: {found[f'empty jobs, {name}']}", flush=True)
+        address = engines.get("ray")
+        found["overhead"] = overhead(root, options.seconds, options.jobs, options.repeats, address)
+        print(json.dumps(found["overhead"]["overhead"], indent=2))
+    finally:
+        if cluster is not None:
+            cluster.shutdown()
+        shutil.rmtree(root, ignore_errors=True)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    write_json(options.out, {**found, **provenance()})
+    print(f"written to {options.out}")
+
+
+if __name__ == "__main__":
+    main()
