@@ -4,13 +4,15 @@
     python benchmarks/sweep.py --seconds 60 --jobs 4      longer jobs
     python benchmarks/sweep.py --without-ray
 
-Three measurements:
+Four measurements:
 
 - ``overhead``: the same trainings, one at a time, by `capo train` in a loop, by `capo sweep` on this machine, by
   `capo sweep` on a Ray cluster of one node with one processor (started before, as a cluster is), each repeated in
   turn. The trainings are as long as the first one of the loop takes ``--seconds``.
 - ``small jobs``: 64 trainings of well under a second with one program, two at a time. Jobs per second are counted
   from the first job that ended, when the workers are up and the program is compiled.
+- ``one small job``: the processor time of such a training in one process, which does not depend on what else the
+  machine is doing, and how much of it is tracing and lowering the program for jax: that limits the rate.
 - ``empty jobs``: 200 tasks that do nothing, two at a time: what the engine itself can do.
 """
 
@@ -157,17 +159,43 @@ def rate(names: int, make: Callable[[], Any], on: str) -> dict[str, Any]:
     return found | {"jobs_per_second_once_warm": len(warm) / (clock.ends[-1] - clock.ends[0])}
 
 
-def small_jobs(root: Path, on: str) -> dict[str, Any]:
+def one_small_job(root: Path) -> dict[str, float]:
+    """Processor seconds of a small job in a process that has compiled its program before; medians of five."""
+    from capo.neural.learners import JittedLearner
+    from capo.sweeps.work import attempt, keep_programs
+
+    keep_programs()
+    compile_program, tracing = JittedLearner.compile, []
+
+    def timed(learner: Any) -> float:
+        began = time.process_time()
+        seconds = compile_program(learner)
+        tracing[-1] += time.process_time() - began
+        return seconds
+
+    JittedLearner.compile = timed  # type: ignore[method-assign]
+    whole = []
+    for seed in range(6):
+        tracing.append(0.0)
+        began = time.process_time()
+        attempt(small_job(seed), root / str(seed))
+        whole.append(time.process_time() - began)
+    JittedLearner.compile = compile_program  # type: ignore[method-assign]
+    warm = {"processor_seconds": whole[1:], "of_which_tracing_and_lowering": tracing[1:]}
+    return {name: statistics.median(values) for name, values in warm.items()}
+
+
+def small_job(seed: int) -> Any:
     from capo.sweeps.jobs import Job
+
+    return Job("probe-both", "ncapo", "default", 16_000, (seed,), SMALL, final_episodes=100)
+
+
+def small_jobs(root: Path, on: str) -> dict[str, Any]:
     from capo.sweeps.work import Work
 
-    def make() -> list[Work]:
-        jobs = [
-            Job("probe-both", "ncapo", "default", 16_000, (seed,), SMALL, final_episodes=100) for seed in range(64)
-        ]
-        return [Work(job.id, root / job.id, job) for job in jobs]
-
-    return rate(64, make, on)
+    jobs = [small_job(seed) for seed in range(64)]
+    return rate(64, lambda: [Work(job.id, root / job.id, job) for job in jobs], on)
 
 
 def empty_jobs(root: Path, on: str) -> dict[str, Any]:
@@ -195,6 +223,8 @@ def main() -> None:
         "arguments": {"seconds": options.seconds, "jobs": options.jobs, "repeats": options.repeats}
     }
     try:
+        found["one small job"] = one_small_job(root / "one")
+        print(f"one small job: {found['one small job']}", flush=True)
         engines = {"local": "local"}
         if not options.without_ray:
             from ray.cluster_utils import Cluster
