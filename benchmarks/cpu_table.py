@@ -22,7 +22,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from time_to_score import Clock, Results, Row, in_process, measured_here
+from time_to_score import Clock, Results, Row, measured_here
 
 GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
 
@@ -147,18 +147,10 @@ def main() -> None:
         "evaluation": "whole episodes at the end, sampled actions without epsilon, sticky actions 0.1",
     }
     results = Results(options.out, protocol)
-    failed = False
-    for game, seed in [(g, s) for s in range(options.seeds) for g in options.games]:
-        if results.has(game=game, seed=seed):
-            continue
-        print(f"{game}, seed {seed}", file=sys.stderr, flush=True)
-        row = in_process(__file__, *sys.argv[1:], "--one", game, str(seed))
-        if row is None:
-            failed = True
-        else:
-            results.add(row)
+    todo = [(game, seed) for seed in range(options.seeds) for game in options.games]
+    complete = results.complete(__file__, "game", todo)
     print(table(results.rows, options.figure))
-    sys.exit(int(failed))
+    sys.exit(int(not complete))
 
 
 if __name__ == "__main__":

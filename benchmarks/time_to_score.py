@@ -262,6 +262,24 @@ class Results:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_result(self.path, {"protocol": self.protocol, "rows": self.rows})
 
+    def complete(self, script: str, key: str, todo: list[tuple[str, int]]) -> bool:
+        """Measure what is missing of ``todo`` (values of ``key`` and seeds), each in a process of its own.
+
+        Returns:
+            Whether all of it succeeded.
+        """
+        failed = False
+        for value, seed in todo:
+            if self.has(**{key: value}, seed=seed):
+                continue
+            print(f"{value}, seed {seed}", file=sys.stderr, flush=True)
+            row = in_process(script, *sys.argv[1:], "--one", value, str(seed))
+            if row is None:
+                failed = True
+            else:
+                self.add(row)
+        return not failed
+
 
 # --- the table ------------------------------------------------------------------------------------------------
 
@@ -372,18 +390,9 @@ def main() -> None:
         return
     results = Results(options.out, protocol(options))
     todo = [(case, options.first_seed + i) for i in range(options.seeds) for case in options.cases]
-    failed = False
-    for case, seed in todo:
-        if results.has(case=case, seed=seed):
-            continue
-        print(f"{case}, seed {seed}", file=sys.stderr, flush=True)
-        row = in_process(__file__, *sys.argv[1:], "--one", case, str(seed))
-        if row is None:
-            failed = True
-        else:
-            results.add(row)
+    complete = results.complete(__file__, "case", todo)
     print(table(results.rows, options.targets))
-    sys.exit(int(failed))
+    sys.exit(int(not complete))
 
 
 if __name__ == "__main__":

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
+from settings_reference import page as settings
+
+from capo.cli import build_parser
+
 
 def cli() -> str:
     """Every command with its options, from the parsers."""
-    from capo.cli import build_parser
-
     parser = build_parser()
     (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     return "\n".join(_command(name, command) for name, command in commands.choices.items())
@@ -33,13 +35,6 @@ def _command(name: str, parser: argparse.ArgumentParser) -> str:
 
 def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
-
-
-def settings() -> str:
-    """Every setting of every algorithm; the page's own first lines stand in docs/reference/settings.md."""
-    import settings_reference
-
-    return settings_reference.page()
 
 
 GENERATED: dict[str, Callable[[], str]] = {"cli": cli, "settings": settings}

@@ -41,9 +41,9 @@ def untrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["train", ENV, "--checkpoint-every", "_"], "60s, 5m or 1h"),
         (["train", ENV, "--set", "width=1e9"], "set a smaller width than 1000000000"),
         (["watch", "AGENT", "--out", "AGENT/play.gif"], "is a file, so nothing can be written"),
-        (["watch", "AGENT", "--seed", "-1"], "seed -1: has to be an integer from 0"),
-        (["evaluate", "AGENT", "--seed", "-1"], "seed -1: has to be an integer from 0"),
-        (["evaluate", "AGENT", "--seed", "99999999999999999999999"], "has to be an integer from 0"),
+        (["watch", "AGENT", "--seed", "-1"], "seed=-1 must be an integer from 0"),
+        (["evaluate", "AGENT", "--seed", "-1"], "seed=-1 must be an integer from 0"),
+        (["evaluate", "AGENT", "--seed", "99999999999999999999999"], "must be an integer from 0"),
     ],
 )
 def test_wrong_options(
@@ -210,7 +210,8 @@ def test_bytes_are_divided_by_their_largest_value(high: int) -> None:
 def test_an_evaluation_that_is_cut_starts_new_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "MAX_EVALUATION_STEPS", 4)
     agent = capo.NCAPO(Board(), **TINY_640)
-    learner, params = agent._policy(0)
+    learner = agent.learner
+    params = agent._policy(learner)
     for copies in (True, False):
         if not copies:
             monkeypatch.setattr(learner.env, "open_for_evaluation", lambda _: None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import generated
@@ -16,10 +15,8 @@ from capo.neural.algorithms import registry
 
 
 @pytest.fixture(autouse=True)
-def registered() -> Iterator[None]:
+def _registered() -> None:
     registry.register(ROW)
-    yield
-    del registry.ROWS["toy"]
 
 
 def test_it_learns() -> None:

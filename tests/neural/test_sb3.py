@@ -13,9 +13,8 @@ import pytest
 
 from capo import envs
 from capo.neural.algorithms import a2c, ppo
-from capo.neural.algorithms import registry as algorithms
-from capo.neural.algorithms.a2c import A2CConfig
-from capo.neural.algorithms.ppo import PPOConfig
+from capo.neural.algorithms.a2c import A2CAlgorithm, A2CConfig
+from capo.neural.algorithms.ppo import PPOAlgorithm, PPOConfig
 from capo.neural.parts.replay import Rollout
 
 with contextlib.suppress(ImportError):  # `make oracles` installs them; elsewhere these tests are deselected
@@ -155,7 +154,7 @@ def test_ppo(limit: float, value_clip: float) -> None:
         critic_coefficient=0.4, max_grad_norm=limit, learning_rate=1e-3, learning_rate_schedule="linear",
         width=WIDTH,
     )  # fmt: skip
-    algorithm: Any = algorithms.of(config)(config, envs.make("CartPole-v1"))
+    algorithm: Any = PPOAlgorithm(config, envs.make("CartPole-v1"))
     batch = algorithm.batch(to_params(model.policy), rollouts)
     buffer = model.rollout_buffer
     np.testing.assert_allclose(batch.advantage, buffer.advantages.T.reshape(-1), **CLOSE)
@@ -204,7 +203,7 @@ def test_a2c(limit: float, normalise: bool, optimiser: Any) -> None:
         critic_coefficient=0.4, max_grad_norm=limit, normalise_advantage=normalise, optimiser=optimiser,
         learning_rate=1e-3, learning_rate_schedule="linear", width=WIDTH,
     )  # fmt: skip
-    algorithm: Any = algorithms.of(config)(config, envs.make("CartPole-v1"))
+    algorithm: Any = A2CAlgorithm(config, envs.make("CartPole-v1"))
     params = to_params(model.policy)
     batch = algorithm.batch(params, rollouts)
     grads, parts = jax.grad(lambda p: a2c.loss(config, algorithm.network, p, batch, config.entropy), has_aux=True)(
@@ -233,7 +232,7 @@ def test_the_first_weights_have_the_same_scales() -> None:
     """Orthogonal, with the gains of Stable-Baselines3: singular values do not depend on the draw."""
     model, _ = collect(sb3.PPO, {}, batch_size=ENVS * STEPS)
     config = PPOConfig(n_envs=ENVS, rollout_length=STEPS, batch_size=ENVS * STEPS, width=WIDTH)
-    ours = algorithms.of(config)(config, envs.make("CartPole-v1")).init_params(np.random.default_rng(0))
+    ours = PPOAlgorithm(config, envs.make("CartPole-v1")).init_params(np.random.default_rng(0))
     for mine, other in zip(jax.tree.leaves(ours), jax.tree.leaves(to_params(model.policy)), strict=True):
         assert mine.shape == other.shape
         if mine.ndim == 2:

@@ -119,6 +119,7 @@ class Setup:
                     f"the environment changed: {key} was {value!r} when the run was saved and is "
                     f"{found.get(key)!r} now; continuing needs the same environment"
                 )
+        _check_copies(made.env, content["config"]["n_envs"])
         return made
 
     def to_dict(self, settings: CommonSettings) -> dict[str, Any]:
@@ -153,12 +154,17 @@ def _settings(algorithm: type[Algorithm], preset: str, env: Any, overrides: Mapp
     base = algorithm.Config.preset(preset, env.name)
     copies = envs.EnvSpec(env).vector_copies
     settings = override(base, overrides if copies is None else {"n_envs": copies, **overrides})
-    if copies not in (None, settings.n_envs):
-        raise CapoError(
-            f"{env.name!r} is a vector environment of {copies} copies, but n_envs={settings.n_envs}: leave n_envs "
-            f"out (or set it to {copies}), or give an environment of {settings.n_envs}"
-        )
+    _check_copies(env, settings.n_envs)
     return settings
+
+
+def _check_copies(env: Any, n_envs: int) -> None:
+    copies = envs.EnvSpec(env).vector_copies
+    if copies not in (None, n_envs):
+        raise CapoError(
+            f"{env.name!r} is a vector environment of {copies} copies, but n_envs={n_envs}: leave n_envs "
+            f"out (or set it to {copies}), or give an environment of {n_envs}"
+        )
 
 
 def _check_same_spaces(env: Any, other: Any) -> None:

@@ -337,7 +337,7 @@ class CheckpointStore:
                 if not use_previous:
                     hint = (
                         f"; the one before it is {paths[index - 1]}: `capo resume {self.folder.parent} "
-                        "--use-previous` goes on from there"
+                        "--use-previous` continues from there"
                         if index
                         else "; it is the only one: the run has to be started again"
                     )

@@ -291,7 +291,7 @@ def _launch(torpedoes: Array, subs: Columns, launching: Array) -> Array:
 def _move_torpedoes(torpedoes: Array, x: Array, y: Array) -> tuple[Array, Array]:
     """Torpedoes (25, 3) before the first row whose x is -1 move, and none if there is no such row.
 
-    They are never taken out: those that have left the screen go on, or wait at -1 to be written over.
+    They are never taken out: those that have left the screen keep moving, or wait at -1 to be written over.
 
     Returns:
         The torpedoes and whether one met the player, before its move or after it.
