@@ -1,14 +1,14 @@
 """What a sweep costs beside its trainings: the engines against `capo train` in a loop, in one run on one machine.
 
     python benchmarks/sweep.py                            the table, written to results/benchmarks/sweep.json
-    python benchmarks/sweep.py --seconds 60 --jobs 4      longer jobs
+    python benchmarks/sweep.py --frames 1200000           jobs of about a minute on two cores
     python benchmarks/sweep.py --without-ray
 
 Four measurements:
 
 - ``overhead``: the same trainings, one at a time, by `capo train` in a loop, by `capo sweep` on this machine, by
   `capo sweep` on a Ray cluster of one node with one processor (started before, as a cluster is), each repeated in
-  turn. The trainings are as long as the first one of the loop takes ``--seconds``.
+  turn. On a busy machine the processor time says more than the clock.
 - ``small jobs``: 64 trainings of well under a second with one program, two at a time. Jobs per second are counted
   from the first job that ended, when the workers are up and the program is compiled.
 - ``one small job``: the processor time of such a training in one process, which does not depend on what else the
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import statistics
 import subprocess
@@ -101,39 +102,58 @@ def same_results(one: Path, other: Path) -> bool:
     }
 
 
-def overhead(root: Path, seconds: float, jobs: int, repeats: int, address: str | None) -> dict[str, Any]:
-    """Seconds of each way, in turn."""
-    began = time.perf_counter()
-    capo("train", ENV, "--preset", PRESET, "--frames", "40000", "--out", str(root / "first"))
-    fixed = time.perf_counter() - began
-    text = (root / "first" / "metrics.csv").read_text().splitlines()
-    columns = text[0].split(",")
-    speed = float(text[-1].split(",")[columns.index("frames_per_second")])
-    frames = int(max(seconds - fixed, seconds / 2) * speed)
+def processor_seconds() -> float:
+    """Processor time of this process and all below it so far, those that have ended included."""
+    parents, times = {}, {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:  # ended meanwhile
+            continue
+        parents[int(path.parent.name)] = int(fields[1])
+        times[int(path.parent.name)] = sum(map(int, fields[11:15]))
+    below, more = {os.getpid()}, {os.getpid()}
+    while more:
+        more = {pid for pid, parent in parents.items() if parent in more}
+        below |= more
+    return sum(times.get(pid, 0) for pid in below) / os.sysconf("SC_CLK_TCK")
+
+
+def overhead(root: Path, frames: int, jobs: int, repeats: int, address: str | None) -> dict[str, Any]:
+    """Seconds on the clock and of the processors of each way, in turn."""
     ways: dict[str, Callable[[Path], None]] = {
         "capo train in a loop": lambda folder: loop(folder, jobs, frames),
         "capo sweep, local": lambda folder: sweep(folder, jobs, frames, "local"),
     }
     if address is not None:
         ways["capo sweep, Ray"] = lambda folder: sweep(folder, jobs, frames, address)
-    times: dict[str, list[float]] = {way: [] for way in ways}
+    clock: dict[str, list[float]] = {way: [] for way in ways}
+    processor: dict[str, list[float]] = {way: [] for way in ways}
     equal = True
     for turn in range(repeats):
         for way, go in ways.items():
             folder = root / f"{way.replace(' ', '-')}-{turn}"
-            began = time.perf_counter()
+            began, used = time.perf_counter(), processor_seconds()
             go(folder)
-            times[way].append(time.perf_counter() - began)
+            clock[way].append(time.perf_counter() - began)
+            processor[way].append(processor_seconds() - used)
             if way != "capo train in a loop":
                 equal = equal and same_results(root / f"capo-train-in-a-loop-{turn}", folder)
-            print(f"{way}: {times[way][-1]:.1f} s for {jobs} jobs", flush=True)
-    base = statistics.median(times["capo train in a loop"])
+            print(
+                f"{way}: {clock[way][-1]:.1f} s, {processor[way][-1]:.1f} s of processors, {jobs} jobs", flush=True
+            )
+
+    def relative(times: dict[str, list[float]]) -> dict[str, float]:
+        middle = {way: statistics.median(own) for way, own in times.items()}
+        return {way: seconds / middle["capo train in a loop"] - 1 for way, seconds in middle.items()}
+
     return {
         "jobs": jobs,
         "frames_per_job": frames,
-        "seconds_per_job_in_the_loop": base / jobs,
-        "seconds": times,
-        "overhead": {way: statistics.median(own) / base - 1 for way, own in times.items()},
+        "clock_seconds": clock,
+        "processor_seconds": processor,
+        "overhead_by_the_clock": relative(clock),
+        "overhead_in_processor_time": relative(processor),
         "same_results": equal,
     }
 
@@ -208,7 +228,7 @@ def empty_jobs(root: Path, on: str) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of one job (default: 20)")
+    parser.add_argument("--frames", type=int, default=400_000, help="of one job (default: 400,000, about 20 s)")
     parser.add_argument("--jobs", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--without-ray", action="store_true")
@@ -220,7 +240,7 @@ def main() -> None:
     root = Path(tempfile.mkdtemp(prefix="capo-sweep-"))
     cluster = None
     found: dict[str, Any] = {
-        "arguments": {"seconds": options.seconds, "jobs": options.jobs, "repeats": options.repeats}
+        "arguments": {"frames": options.frames, "jobs": options.jobs, "repeats": options.repeats}
     }
     try:
         found["one small job"] = one_small_job(root / "one")
@@ -237,8 +257,8 @@ def main() -> None:
             found[f"empty jobs, {name}"] = empty_jobs(root / f"empty-{name}", on)
             print(f"empty jobs, {name}: {found[f'empty jobs, {name}']}", flush=True)
         address = engines.get("ray")
-        found["overhead"] = overhead(root, options.seconds, options.jobs, options.repeats, address)
-        print(json.dumps(found["overhead"]["overhead"], indent=2))
+        found["overhead"] = overhead(root, options.frames, options.jobs, options.repeats, address)
+        print(json.dumps(found["overhead"]["overhead_by_the_clock"], indent=2))
     finally:
         if cluster is not None:
             cluster.shutdown()

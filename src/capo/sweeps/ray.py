@@ -291,7 +291,9 @@ class RayEngine:
             self._end(one, f"the worker raised {str(failure).strip().splitlines()[-1]}")
             return
         except RayError as loss:
-            why = f"{type(loss).__name__}: {str(loss).strip().partition('.')[0]}"  # the rest is about Ray's own logs
+            why = (
+                f"{type(loss).__name__}: {str(loss).strip().partition('.')[0]}"  # the rest is about Ray's own logs
+            )
             given_up = self._losses.give_up(one.work, why)
             if given_up:
                 self._end(one, given_up)
