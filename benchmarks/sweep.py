@@ -4,7 +4,7 @@
     python benchmarks/sweep.py --frames 1200000           jobs of about a minute on two cores
     python benchmarks/sweep.py --without-ray
 
-Four measurements:
+Four measurements, each stored with the load of the machine:
 
 - ``overhead``: the same trainings, one at a time, by `capo train` in a loop, by `capo sweep` on this machine, by
   `capo sweep` on a Ray cluster of one node with one processor (started before, as a cluster is), each repeated in
@@ -42,6 +42,8 @@ SMALL: dict[str, Any] = {
     "gradient_steps": 2,
     "replay_rollouts": 32,
 }
+MARK = f"CAPO_BENCHMARK={os.getpid()}"
+PARTS = ("empty", "overhead", "one", "small")
 OUT = Path(__file__).resolve().parents[1] / "results" / "benchmarks" / "sweep.json"
 
 
@@ -103,20 +105,18 @@ def same_results(one: Path, other: Path) -> bool:
 
 
 def processor_seconds() -> float:
-    """Processor time of this process and all below it so far, those that have ended included."""
-    parents, times = {}, {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
+    """Processor time of this process and of all that it started so far, those that have ended included.
+
+    Ray's processes are not this one's children: they are known by a variable that they inherit.
+    """
+    total = 0
+    for path in Path("/proc").glob("[0-9]*"):
         try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:  # ended meanwhile
+            if int(path.name) == os.getpid() or MARK.encode() in (path / "environ").read_bytes():
+                total += sum(map(int, (path / "stat").read_text().rpartition(")")[2].split()[11:15]))
+        except OSError:  # ended meanwhile, or somebody else's
             continue
-        parents[int(path.parent.name)] = int(fields[1])
-        times[int(path.parent.name)] = sum(map(int, fields[11:15]))
-    below, more = {os.getpid()}, {os.getpid()}
-    while more:
-        more = {pid for pid, parent in parents.items() if parent in more}
-        below |= more
-    return sum(times.get(pid, 0) for pid in below) / os.sysconf("SC_CLK_TCK")
+    return total / os.sysconf("SC_CLK_TCK")
 
 
 def overhead(root: Path, frames: int, jobs: int, repeats: int, address: str | None) -> dict[str, Any]:
@@ -231,41 +231,50 @@ def main() -> None:
     parser.add_argument("--frames", type=int, default=400_000, help="of one job (default: 400,000, about 20 s)")
     parser.add_argument("--jobs", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--without-ray", action="store_true")
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
-    from capo.files import write_json
-    from capo.provenance import provenance
-
+    name, _, value = MARK.partition("=")
+    os.environ[name] = value
+    os.environ.setdefault(
+        "RAY_worker_niceness", "0"
+    )  # Ray's own is 15: on a busy machine the others' work comes first
     root = Path(tempfile.mkdtemp(prefix="capo-sweep-"))
     cluster = None
-    found: dict[str, Any] = {
-        "arguments": {"frames": options.frames, "jobs": options.jobs, "repeats": options.repeats}
-    }
     try:
-        found["one small job"] = one_small_job(root / "one")
-        print(f"one small job: {found['one small job']}", flush=True)
         engines = {"local": "local"}
         if not options.without_ray:
             from ray.cluster_utils import Cluster
 
             cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
             engines["ray"] = cluster.address
-        for name, on in engines.items():
-            found[f"small jobs, {name}"] = small_jobs(root / f"small-{name}", on)
-            print(f"small jobs, {name}: {found[f'small jobs, {name}']}", flush=True)
-            found[f"empty jobs, {name}"] = empty_jobs(root / f"empty-{name}", on)
-            print(f"empty jobs, {name}: {found[f'empty jobs, {name}']}", flush=True)
-        address = engines.get("ray")
-        found["overhead"] = overhead(root, options.frames, options.jobs, options.repeats, address)
-        print(json.dumps(found["overhead"]["overhead_by_the_clock"], indent=2))
+        for part in options.parts:
+            if part == "one":
+                store(options.out, "one small job", one_small_job(root / "one"))
+            elif part == "overhead":
+                address = engines.get("ray")
+                store(options.out, part, overhead(root, options.frames, options.jobs, options.repeats, address))
+            else:
+                measure = small_jobs if part == "small" else empty_jobs
+                for engine, on in engines.items():
+                    store(options.out, f"{part} jobs, {engine}", measure(root / f"{part}-{engine}", on))
     finally:
         if cluster is not None:
             cluster.shutdown()
         shutil.rmtree(root, ignore_errors=True)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    write_json(options.out, {**found, **provenance()})
-    print(f"written to {options.out}")
+
+
+def store(out: Path, name: str, found: dict[str, Any]) -> None:
+    """Add a measurement to the file, in the place of an older one."""
+    from capo.files import write_json
+    from capo.provenance import provenance
+
+    print(f"{name}: {json.dumps(found)}", flush=True)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    content = json.loads(out.read_text()) if out.exists() else {}
+    load = round(os.getloadavg()[0], 1)
+    write_json(out, content | {name: {**found, "load_average": load, "made_by": provenance()}})
 
 
 if __name__ == "__main__":
