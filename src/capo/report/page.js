@@ -129,6 +129,8 @@
       view = { width, height, px, py, x0, x1, y0, y1, cursor, margin };
     }
 
+    const brief = (text) => (text.length > 17 ? `${text.slice(0, 16)}…` : text);
+
     function names(root, px, py, x1, bottom) {
       const ends = lines.filter((line) => !line.dashed).map((line) => {
         let last = line.y.length - 1;
@@ -138,7 +140,7 @@
       for (let i = 1; i < ends.length; i++) ends[i].y = Math.max(ends[i].y, ends[i - 1].y + 15);
       for (let i = ends.length - 1, limit = bottom; i >= 0; i--, limit -= 15) ends[i].y = Math.min(ends[i].y, limit);
       for (const { line, y } of ends) {
-        const text = svg("text", { class: "name", x: px(x1) + 8, y }, line.label.length > 17 ? `${line.label.slice(0, 16)}…` : line.label);
+        const text = svg("text", { class: "name", x: px(x1) + 8, y }, brief(line.short || line.label));
         text.style.fill = line.colour;
         root.append(text);
       }
@@ -264,6 +266,14 @@
     return index < 0 ? one.colour : palette[index % palette.length];
   }
 
+  // The pairs among the series shown.
+  function pairs(found) {
+    if (!found || !env().choices.length) return found;
+    const shown = new Set(shownSeries().map((one) => one.label));
+    const kept = found.labels.map((_, i) => i).filter((i) => shown.has(found.labels[i]));
+    return kept.length < 2 ? null : { labels: kept.map((i) => found.labels[i]), cells: kept.map((i) => kept.map((j) => found.cells[i][j])) };
+  }
+
   function filters() {
     if (!env().choices.length) return null;
     const box = (name, value) => el("label", {}, el("input", { type: "checkbox", id: `show-${name}-${value}`, checked: !state.hidden.has(`${name}=${value}`), onchange: () => {
@@ -347,7 +357,7 @@
       const low = iqm ? curve.low : curve.mean.map((m, i) => (known(m) ? m - 0.5 * curve.std[i] : null));
       const high = iqm ? curve.high : curve.mean.map((m, i) => (known(m) ? m + 0.5 * curve.std[i] : null));
       lines.push({
-        label: one.label, colour: tint(one), x: curve.frames, y: middle, low, high,
+        label: one.label, short: env().choices.map(({ name }) => one.values[name]).filter(known).join(", "), colour: tint(one), x: curve.frames, y: middle, low, high,
         complete: curve.count.map((count) => count === curve.total),
         detail: (i) => `${range(low[i], high[i])}${curve.count[i] < curve.total ? `, ${curve.count[i]} of ${curve.total} seeds` : ""}`,
         seeds: state.seeds ? curve.seeds.map((seed) => seed.value) : null,
@@ -482,7 +492,7 @@
     const overall = data.overall;
     page.replaceChildren(...[
       ...head(), controls(), filters(), curves(), marginals(), finalTable(), profile(),
-      improvementTable(env().improvement, "h-better", `Probability of improvement: ${env().name}`, "Probability that a seed of the row's algorithm scores higher than a seed of the column's; ties count half. Intervals: bootstrap over seeds."),
+      improvementTable(pairs(env().improvement), "h-better", `Probability of improvement: ${env().name}`, "Probability that a seed of the row's algorithm scores higher than a seed of the column's; ties count half. Intervals: bootstrap over seeds."),
       overall ? improvementTable(overall, "h-overall", "Probability of improvement: across environments", `Averaged over ${overall.environments.join(", ")}; seeds are resampled within each environment.`) : null,
       pictures(), protocol(), settings(),
     ].filter(Boolean));

@@ -19,7 +19,7 @@ from capo.sweeps.folder import Progress, progress
 from capo.sweeps.work import LOG, Outcome, Watcher, Work
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import Group
 
 LINE_EVERY = 30.0  # seconds between two lines about everything, in a log
 STATUS_EVERY = 2.0  # seconds between two writings of status.json
@@ -161,6 +161,8 @@ class Board(Watcher):
         if behind <= 0:
             return None
         open_names = [name for name in done if self._seen[name].state in ("waiting", "running")]
+        if not open_names:
+            return None
         left = sum(max(self._frames[name] - done[name], 0) for name in open_names)
         return left * (time.monotonic() - self._began) / behind
 
@@ -216,16 +218,19 @@ def _cells(entry: Entry) -> list[str]:
     return [entry["title"], where, share, speed, "" if left is None else f"{clock(left)} left"]
 
 
-def table(entries: Sequence[Entry], summary: str) -> Table:
+def table(entries: Sequence[Entry], summary: str) -> Group:
     """The live table: what is running, and everything in one line below it."""
+    from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-    found = Table(caption=Text(summary), caption_justify="left", box=None, pad_edge=False)
+    if not entries:
+        return Group(Text(summary))
+    found = Table(box=None, pad_edge=False)
     for name in ("running", "where", "done", "speed", "left"):
         found.add_column(name, overflow="fold", justify="left" if name in ("running", "where") else "right")
     for entry in entries[:MOST_ROWS]:
         found.add_row(*(Text(cell) for cell in _cells(entry)))
     if len(entries) > MOST_ROWS:
         found.add_row(f"... and {len(entries) - MOST_ROWS} more", "", "", "", "")
-    return found
+    return Group(found, Text(summary))

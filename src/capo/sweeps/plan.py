@@ -17,7 +17,6 @@ from capo.neural.learners.protocol import available_memory
 from capo.sweeps.folder import SweepFolder
 from capo.sweeps.jobs import Job, titles, varied
 from capo.sweeps.spec import Spec
-from capo.sweeps.work import share_device
 
 SHOWN = 24  # jobs that the printed plan lists
 
@@ -100,7 +99,6 @@ def make(spec: Spec, folder: SweepFolder, on: str, workers: int) -> Plan:
 
 def _sizes(jobs: Sequence[Job], strict: bool) -> dict[str, int]:
     """Bytes of the state of each job; those that this machine has no room for are an error, or left out."""
-    share_device()
     known: dict[Any, int] = {}
     found = {}
     for job in jobs:

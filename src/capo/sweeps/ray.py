@@ -42,6 +42,7 @@ except ImportError as missing:
 TICK = 0.5  # seconds between two looks at the mailbox
 LOOK_AT_CLUSTER = 5.0  # seconds between two counts of what fits
 AHEAD = 4  # tasks submitted beyond what fits: enough to keep workers busy, few enough for a driver
+FORGET_PROGRAMS = 7 * 86_400.0  # seconds after which the compiled programs of a sweep are removed from a machine
 STOPPING = 20.0  # seconds that tasks have for a last checkpoint when the driver is interrupted
 TOKEN = ".shared-disk"  # in a folder: tells a worker whether it sees the driver's
 
@@ -54,6 +55,7 @@ class Order:
         number: of the attempt; later ones replace it.
         files: of the folder so far, where workers may not see it.
         token: the content of the folder's token, if the driver wants to know whether workers see it.
+        sweep: a name that the orders of one driver share.
         versions: of the driver's packages.
         path: where the driver finds modules; a worker looks there too, if it has such folders.
     """
@@ -64,6 +66,7 @@ class Order:
     folder: Path
     files: Update | None
     token: str
+    sweep: str
     versions: dict[str, str]
     path: list[str]
 
@@ -98,7 +101,7 @@ def carry_out(order: Order, mailbox: Any) -> tuple[str, Update | None]:
         return wrong, None
     sys.path += [one for one in order.path if one not in sys.path and Path(one).is_dir()]
     share_device()
-    keep_programs()
+    keep_programs(_programs(order.sweep))
     mailbox.post.remote(order.name, order.number, here(), Update())
     if order.token and _reads(order.folder / TOKEN) == order.token:
         return attempt(order.task, order.folder), None
@@ -131,6 +134,18 @@ class _Sender:
             return False
         self._last = self._mailbox.post.remote(self._order.name, self._order.number, here(), update)
         return True
+
+
+def _programs(sweep: str) -> str:
+    """The folder for compiled programs that the workers of a machine share; Ray uses a GPU's worker only once."""
+    top = Path(tempfile.gettempdir())
+    for old in top.glob("capo-programs-*"):
+        with contextlib.suppress(OSError):
+            if time.time() - old.stat().st_mtime > FORGET_PROGRAMS:
+                shutil.rmtree(old, ignore_errors=True)
+    folder = top / f"capo-programs-{sweep}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return str(folder)
 
 
 def _reads(path: Path) -> str:
@@ -236,7 +251,8 @@ class RayEngine:
                 write_text(folder / TOKEN, token)
             files = None if self.shared_disk else mirror.read(folder)
             path = [str(Path(entry).resolve()) for entry in sys.path]
-            order = Order(one.work.name, one.number, one.work.task, folder, files, token, self._versions, path)
+            told = (folder, files, token, self._token, self._versions, path)
+            order = Order(one.work.name, one.number, one.work.task, *told)
             task = ray.remote(carry_out).options(
                 num_cpus=one.work.cpus, num_gpus=one.work.gpus, max_retries=0, name=one.work.name
             )
@@ -291,7 +307,9 @@ class RayEngine:
             self._end(one, f"the worker raised {str(failure).strip().splitlines()[-1]}")
             return
         except RayError as loss:
-            why = f"{type(loss).__name__}: {next(iter(str(loss).strip().splitlines()), '')}".rstrip(": ")
+            why = (
+                f"{type(loss).__name__}: {str(loss).strip().partition('.')[0]}"  # the rest is about Ray's own logs
+            )
             given_up = self._losses.give_up(one.work, why)
             if given_up:
                 self._end(one, given_up)

@@ -17,11 +17,11 @@ from capo.sweeps import plan as planning
 from capo.sweeps.board import Board
 from capo.sweeps.engine import choose, run_all
 from capo.sweeps.folder import FAILED, STATUS, Row, SweepFolder
-from capo.sweeps.jobs import Job, titles
+from capo.sweeps.jobs import titles
 from capo.sweeps.local import gpus
 from capo.sweeps.plan import Plan
 from capo.sweeps.spec import Spec, read_text
-from capo.sweeps.work import Outcome, Watcher, Work
+from capo.sweeps.work import Outcome, Watcher, Work, share_device
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,7 @@ def make_plan(text: str, out: str | Path, on: str, workers: int | None) -> Plan:
         raise CapoError(f"{folder.path}: is a file; give a folder for the sweep")
     at_a_time = max(1, len(gpus())) if workers is None else whole("workers", workers)
     choose(on, workers)  # refuses an engine that does not exist
+    share_device()  # before jax is used here: the jobs need its memory
     return planning.make(Spec.parse(text, "the sweep"), folder, on, at_a_time)
 
 
@@ -132,7 +133,7 @@ def run_plan(
         )
         state = "stopped"
         try:
-            run_all(work, on, workers, _Table(board, folder, plan.jobs), shared_disk)
+            run_all(work, on, workers, _Failures(board, folder), shared_disk)
             state = "finished"
         finally:
             board.close(state)
@@ -142,11 +143,11 @@ def run_plan(
         lock.release()
 
 
-class _Table(Watcher):
-    """Keeps failed.txt and table.csv up to date beside a board."""
+class _Failures(Watcher):
+    """Writes down why jobs failed, beside a board."""
 
-    def __init__(self, board: Board, folder: SweepFolder, jobs: list[Job]) -> None:
-        self._board, self._folder, self._jobs = board, folder, jobs
+    def __init__(self, board: Board, folder: SweepFolder) -> None:
+        self._board, self._folder = board, folder
         self.started, self.lost, self.tick = board.started, board.lost, board.tick  # type: ignore[method-assign]
 
     def ended(self, outcome: Outcome) -> None:
