@@ -54,6 +54,7 @@ def test_out_writes_everything_a_plot_needs(capsys, tmp_path):
         "history.csv",
         "history.png",
         "policy.npz",
+        "proof.npz",
         "certificate.json",
         "certificate.txt",
     }

@@ -1,9 +1,10 @@
-"""The reference pages that are made from the program itself: its commands and its settings."""
+"""The parts of pages that are made from the program itself: its commands, its settings, its checker."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 
 from settings_reference import page as settings
 
@@ -37,4 +38,10 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-GENERATED: dict[str, Callable[[], str]] = {"cli": cli, "settings": settings}
+def checker() -> str:
+    """The stand-alone checker of proofs, as it is."""
+    source = Path(__file__).with_name("check_proof.py").read_text("utf-8")
+    return f"```python\n{source}```\n"
+
+
+GENERATED: dict[str, Callable[[], str]] = {"cli": cli, "settings": settings, "checker": checker}

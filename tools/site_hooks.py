@@ -1,7 +1,7 @@
 """What mkdocs does with the pages of this repository besides rendering them.
 
 - The home page, Contributing and Changelog are README.md, CONTRIBUTING.md and CHANGELOG.md.
-- A line ``<!-- generated: cli -->`` (or ``settings``) is replaced by text made from the program itself.
+- A line ``<!-- generated: cli -->`` (or ``settings``, ``checker``) is replaced by text made from the program.
 - Links are written so that they work in the repository. One that leaves docs/ for a file, such as a figure in
   results/, gets a copy of that file in the site. One that leaves it for a folder becomes plain text.
 - ``folder/*`` in the navigation stands for every page of that folder.

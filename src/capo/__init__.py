@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from capo.errors import CapoError, CapoWarning
 from capo.tabular import baselines, mdps, theory
 from capo.tabular.mdp import MDP
+from capo.tabular.proof import prove, verify
 from capo.tabular.solver import Result, solve, solve_many
 from capo.update import StepSize
 
@@ -34,11 +35,13 @@ __all__ = [
     "baselines",
     "load",
     "mdps",
+    "prove",
     "solve",
     "solve_many",
     "sweep",
     "theory",
     "tune",
+    "verify",
 ]
 
 

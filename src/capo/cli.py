@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from capo import __version__
-from capo.commands import bench, evaluate, report, reproduce, resume, solve, sweep, train, tune, watch
+from capo.commands import bench, evaluate, report, reproduce, resume, solve, sweep, train, tune, verify, watch
 from capo.errors import CapoError
 
 _EXAMPLES = """\
@@ -34,7 +34,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"capo {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (train, resume, evaluate, watch, report, sweep, tune, solve, reproduce, bench):
+    for command in (train, resume, evaluate, watch, report, sweep, tune, solve, verify, reproduce, bench):
         command.add_parser(subparsers)
     return parser
 

@@ -33,6 +33,20 @@ def test_every_bound_holds_and_every_algorithm_is_there(folder):
         assert math.isnan(row["bound"]) or row["gap"] <= row["bound"]
 
 
+def test_small_mdps_make_the_bounds_bite(folder):
+    rows = read_csv(folder / "tight.csv")
+    ratio = [row["gap"] / row["bound"] for row in rows]
+    capo_runs = [r for r, row in zip(ratio, rows, strict=True) if row["speed"] == 1]
+    telling = [r for r, row in zip(ratio, rows, strict=True) if row["speed"] == 1 and row["says_something"]]
+    slow = [r for r, row in zip(ratio, rows, strict=True) if row["speed"] < 1 and row["says_something"]]
+    assert max(capo_runs) <= 1
+    assert max(telling) > 0.1  # not only where any policy would do
+    assert max(slow) > 1  # and a slower algorithm breaks them
+    for row in rows:
+        assert row["says_something"] == (row["bound"] < 1 / (1 - row["gamma"]))
+    assert "Where the bounds could fail" in rates.report(folder)
+
+
 def test_constants_by_hand(folder):
     rows = {
         row["algorithm"]: row
@@ -87,7 +101,9 @@ def test_report_and_figure_need_the_files_only(folder, tmp_path, monkeypatch):
     assert text.count("Cyclic CAPO") == 3
     assert "> 2000" in text
     assert all(len(line) < 130 for line in text.splitlines())
-    (path,) = rates.draw(folder, tmp_path)
-    assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    assert path.stat().st_size > 50_000
+    paths = rates.draw(folder, tmp_path)
+    assert [path.name for path in paths] == ["rates.png", "bounds.png"]
+    for path in paths:
+        assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+        assert path.stat().st_size > 30_000
     assert all((folder / name).stat().st_size < 300_000 for name in rates.DATA)

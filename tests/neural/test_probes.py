@@ -60,8 +60,9 @@ def test_reward_that_depends_on_the_action(kl):
     assert metrics["episode_return"][-1, 0] > 0.7  # with epsilon 0.05 still exploring
 
 
-def test_reward_that_depends_on_both():
-    learner, params, _ = train("probe-both")
+@pytest.mark.parametrize("returns", ["retrace", "v-trace"])
+def test_reward_that_depends_on_both(returns):
+    learner, params, _ = train("probe-both", override(CONFIG, {"returns": returns}))
     _, pi = q_and_pi(learner, params, -1.0, 1.0)
     assert pi[0, 0] > 0.95
     assert pi[1, 1] > 0.95

@@ -1,4 +1,4 @@
-"""Retrace against its definition, written out as a sum over the rollout."""
+"""Retrace and V-trace against their definitions, written out over the rollout."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from capo.neural.parts.retrace import UNROLL, retrace
+from capo.neural.parts.retrace import UNROLL, retrace, v_trace
 
 
 def by_definition(reward, terminated, truncated, q, v_next, log_pi, log_mu, gamma, lam):
@@ -26,6 +26,29 @@ def by_definition(reward, terminated, truncated, q, v_next, log_pi, log_mu, gamm
     return returns
 
 
+def v_trace_by_definition(reward, terminated, truncated, q, v_next, log_pi, log_mu, gamma, lam):
+    """G_t = r_t + gamma (V + lam (v - V))_t+1, v_t = V_t + sum_j gamma^(j-t) (prod_{i<j} lam c_i) c_j delta_j.
+
+    ``q`` holds V(s_t).
+    """
+    length = len(reward)
+    c = np.minimum(1.0, np.exp(log_pi - log_mu))
+    bootstrap = np.where(terminated, 0.0, gamma * v_next)
+    ended = (terminated + truncated) > 0
+
+    def correction(t):
+        total, weight = 0.0, 1.0
+        for j in range(t, length):
+            total += weight * c[j] * (reward[j] + bootstrap[j] - q[j])
+            if ended[j]:
+                break
+            weight *= gamma * lam * c[j]
+        return total
+
+    more = [gamma * lam * correction(t + 1) if t + 1 < length and not ended[t] else 0.0 for t in range(length)]
+    return reward + bootstrap + np.array(more)
+
+
 def random_rollout(rng, length):
     ends = rng.integers(0, 6, length)
     return {
@@ -39,15 +62,18 @@ def random_rollout(rng, length):
     }
 
 
+@pytest.mark.parametrize(
+    ("fast", "slow", "value"), [(retrace, by_definition, "q_taken"), (v_trace, v_trace_by_definition, "value")]
+)
 @pytest.mark.parametrize("lam", [0.0, 0.7, 1.0])
 @pytest.mark.parametrize("length", [1, 2, 20, UNROLL + 9])
-def test_equals_its_definition(lam, length):
+def test_equals_its_definition(fast, slow, value, lam, length):
     rng = np.random.default_rng(length)
     rollouts = [random_rollout(rng, length) for _ in range(30)]
-    expected = np.array([by_definition(**r, gamma=0.97, lam=lam) for r in rollouts])
+    expected = np.array([slow(**r, gamma=0.97, lam=lam) for r in rollouts])
     batch = {name: np.stack([r[name] for r in rollouts]) for name in rollouts[0]}
-    batch["q_taken"] = batch.pop("q")
-    got = jax.jit(retrace, static_argnames=("gamma", "lam"))(**batch, gamma=0.97, lam=lam)
+    batch[value] = batch.pop("q")
+    got = jax.jit(fast, static_argnames=("gamma", "lam"))(**batch, gamma=0.97, lam=lam)
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -109,3 +135,29 @@ def test_against_rlax():
         lam=0.8,
     )
     np.testing.assert_allclose(np.asarray(got)[0] - q[taken][:-1], error, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.oracle
+def test_v_trace_against_rlax():
+    import rlax
+
+    rng = np.random.default_rng(4)
+    length = 12
+    value, reward, log_pi = (rng.normal(size=n).astype(np.float32) for n in (length + 1, length, length))
+    log_mu = rng.normal(size=length).astype(np.float32)
+    alive = (rng.uniform(size=length) > 0.2).astype(np.float32)
+    found = rlax.vtrace_td_error_and_advantage(
+        value[:-1], value[1:], reward, np.float32(0.9) * alive, np.exp(log_pi - log_mu), 0.8
+    )
+    got = v_trace(
+        reward=reward[None],
+        terminated=1 - alive[None],
+        truncated=0 * reward[None],
+        value=value[None, :-1],
+        v_next=value[None, 1:],
+        log_pi=log_pi[None],
+        log_mu=log_mu[None],
+        gamma=0.9,
+        lam=0.8,
+    )
+    np.testing.assert_allclose(np.asarray(got)[0], found.q_estimate, rtol=1e-3, atol=1e-4)

@@ -239,8 +239,8 @@ def test_a_run_longer_than_its_trace_uses_its_history():
 
 def test_pairs_never_visited_are_said():
     line = capo.solve(capo.mdps.random(4, 3), "behaviour", iterations=3).certificate().line(checks.CONDITION)
-    assert line.status == "not applicable"
-    assert "never visited" in line.note
+    assert line.status == "not decided"
+    assert "not been visited" in line.note
 
 
 def test_mu_is_the_run_s_own_or_the_given_one():
@@ -288,7 +288,7 @@ def test_a_baseline_that_claims_too_much_fails():
     result = baselines.natural_policy_gradient(capo.mdps.random(4, 3, gamma=0.5), iterations=30)
     result.history["value"][-1] = result.history["value"][0] - 5
     names = failed(result)
-    assert {theorems.NPG, checks.MONOTONE_HISTORY, checks.GAP_HISTORY} <= names
+    assert {theorems.NPG, checks.MONOTONE, checks.GAP_HISTORY} <= names
     result = baselines.policy_iteration(capo.mdps.random(4, 3, gamma=0.5))
     assert failed(dataclasses.replace(result, values=result.values + 1e-6)) == {checks.FINAL}
     worst = np.where(np.eye(3)[result.q.argmin(axis=1)] > 0, 0.0, -1e299)
@@ -344,7 +344,7 @@ def test_a_decreased_history_fails(chain):
     copied = dataclasses.replace(chain, history=copy.deepcopy(chain.history))
     copied.history["value"][3] = copied.history["value"][2] - 1e-3
     names = failed(copied)
-    assert {checks.MONOTONE_HISTORY, checks.VALUE} <= names
+    assert {checks.MONOTONE, checks.VALUE} <= names
     assert checks.LEMMA_1 not in names
 
 
@@ -419,6 +419,79 @@ def test_a_claim_of_convergence_that_is_not_so_fails_theorem_1():
     assert failed(claimed) == {checks.GAP, theorems.THEOREM_1}
 
 
+@pytest.fixture(scope="module")
+def long_run():
+    """10,000 updates, all of which move: a step so small that the policy is still far from optimal at the end."""
+    result = capo.solve(
+        capo.mdps.random(4, 2, gamma=0.8, seed=3), stepsize="fixed", eta=2e-3, iterations=10_000, tol=None
+    )
+    assert len(result.trace) == 10_000
+    return result
+
+
+def places(result, n=2):
+    """Updates at random that moved, anywhere in the run."""
+    moved = np.flatnonzero(result.trace.sign)
+    return np.random.default_rng(0).choice(moved, n, replace=False).tolist()
+
+
+def test_a_long_run_holds_and_says_what_was_looked_at(long_run):
+    certificate = long_run.certificate(max_steps=50)
+    assert certificate.held, str(certificate)
+    assert "directions, Lemma 1 and recorded values: all 10000 updates" in certificate.header
+    assert certificate.line(checks.LEMMA_1).checks == 10_000 * 4
+    assert certificate.line(checks.SUM).checks < 1000
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("sign", lambda s: -s),
+        ("sign", lambda s: 0 * s),
+        ("alpha", lambda a: a * (1 + 1e-9)),
+        ("row", lambda row: row + 1e-9),
+        ("value", lambda v: v + 1e-9),
+        ("value", lambda v: v - 1e-9),
+    ],
+)
+def test_any_corrupted_entry_anywhere_in_a_long_run_fails(long_run, name, change):
+    for t in places(long_run):
+        assert failed(corrupted(long_run, **{name: (t, change)}), max_steps=50), f"update {t}"
+
+
+def test_one_wrong_step_anywhere_in_a_long_run_fails():
+    """The books are right; the algorithm went the wrong way once, between the updates looked at closely."""
+    mdp, step = capo.mdps.random(4, 2, gamma=0.8, seed=3), StepSize("fixed", eta=2e-3)
+    for t in (1237, 6051):
+        names = failed(run_by_hand(mdp, step, cycles=1000, flip={t}), max_steps=10)
+        assert {checks.DIRECTION, checks.LEMMA_1, checks.MONOTONE} <= names
+        assert not names & {checks.ARITHMETIC, checks.STEP, checks.VALUE}
+
+
+# --- not decided ----------------------------------------------------------------------------------------------
+
+
+def test_a_limit_that_was_not_reached_is_not_decided(chain):
+    assert chain.certificate().line(theorems.THEOREM_1).status == "held"
+    early = capo.solve(capo.mdps.chain(10), iterations=60).certificate()
+    assert early.line(theorems.THEOREM_1).status == "not decided"
+    assert early.undecided == [early.line(theorems.THEOREM_1)]
+    assert early.held
+    assert "1 not decided" in repr(early)
+
+
+def test_a_frozen_policy_is_not_decided():
+    """It visits every pair again and again and hardly moves."""
+    mdp = capo.mdps.random(3, 2, gamma=0.5, seed=4)
+    frozen = capo.solve(mdp, iterations=12, init=np.eye(2)[[0, 0, 0]], rule="on-policy", stepsize="on-policy")
+    assert frozen.certificate(seeds=8).line(theorems.ON_POLICY).status == "not decided"
+
+
+def test_on_policy_seeds_that_arrive_hold():
+    result = capo.solve(capo.mdps.bandit(), rule="on-policy", stepsize="on-policy", iterations=2000)
+    assert result.certificate(seeds=10).line(theorems.ON_POLICY).status == "held"
+
+
 def test_nan_fails(chain):
     names = failed(corrupted(chain, value=(5, lambda _: np.nan)))
     assert checks.VALUE in names
@@ -427,8 +500,8 @@ def test_nan_fails(chain):
 # --- a certificate can fail: a corrupted algorithm whose books are right ---------------------------------------
 
 
-def run_by_hand(mdp, step, *, cycles=4, flip=(), shrink=1.0, theta=None):
-    """Cyclic CAPO written plainly, with mistakes: signs flipped at the updates in ``flip``, alpha shrunk."""
+def run_by_hand(mdp, step, *, cycles=4, flip=(), shrink=1.0, frozen=None, theta=None):
+    """Cyclic CAPO written plainly, with mistakes: signs flipped at some updates, alpha shrunk, a pair frozen."""
     pairs = [(s, a) for s in range(mdp.n_states) for a in range(mdp.n_actions)] * cycles
     good = capo.solve(mdp, iterations=len(pairs), stepsize=step, theta=theta)
     trace = copy.deepcopy(good.trace)
@@ -436,6 +509,7 @@ def run_by_hand(mdp, step, *, cycles=4, flip=(), shrink=1.0, theta=None):
     for t, (s, a) in enumerate(pairs):
         advantage = theory.advantage(mdp, np.exp(log_policy))[s, a]
         sign = 0 if abs(advantage) <= good.sign_tol else int(np.sign(advantage)) * (-1 if t in flip else 1)
+        sign = 0 if (s, a) == frozen else sign
         alpha = shrink * float(step.alpha(log_policy[s], np.full(mdp.n_actions, sign))[a])
         signs = np.zeros(mdp.n_actions, np.int8)
         signs[a] = sign
@@ -479,6 +553,16 @@ def test_an_algorithm_that_hardly_moves_fails_the_bounds_it_would_have_to_keep()
     assert {checks.ONE_STEP_BOUND, f"{theorems.CYCLIC}, improvement per cycle at s~"} <= names
     assert {f"{theorems.CYCLIC}, recursion at mu, {form}" for form in ("printed", "repaired")} <= names
     assert checks.LEMMA_1 not in names
+
+
+@pytest.mark.parametrize("mistake", [{"shrink": 0.1}, {"frozen": (0, 0)}])
+def test_a_run_that_is_too_slow_breaks_the_rate(mistake):
+    """One state and a small gamma: the bound falls below what any policy reaches, and slow runs stay above it."""
+    mdp = capo.MDP(np.ones((1, 2, 1)), [[1.0, 0.0]], 0.01)
+    bad_start = {"theta": np.array([[-3.0, 3.0]])}
+    rate = f"{theorems.CYCLIC}, rate at rho, repaired"
+    assert failed(run_by_hand(mdp, StepSize(), cycles=20, **bad_start)) == set()
+    assert rate in failed(run_by_hand(mdp, StepSize(), cycles=20, **bad_start, **mistake))
 
 
 def test_a_fixed_step_run_with_another_step_fails_its_formula():

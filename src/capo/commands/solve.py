@@ -60,7 +60,8 @@ def add_parser(subparsers: Subparsers) -> None:
     rule("--behaviour", metavar="POLICY", help=behaviour)
     rule("--epsilon", type=float, help="share of random actions of the epsilon-greedy behaviour (default 0.1)")
     rule("--batch-size", type=int, metavar="N", help="pairs per iteration of the behaviour rule (default 1)")
-    rule("--horizon", type=int, metavar="N", help="on-policy and behaviour: steps after which a walk restarts")
+    horizon = "solve the MDP over N steps only; rules on-policy and behaviour: steps after which a walk restarts"
+    rule("--horizon", type=int, metavar="N", help=horizon)
 
     step = parser.add_argument_group("step size").add_argument
     step("--stepsize", default="log", help="log, fixed, clipped or on-policy (default log)")
@@ -104,8 +105,10 @@ def run(options: argparse.Namespace) -> int:
     print(result)
     if options.out is not None:
         print(f"  written to  {options.out}/: {', '.join(_save(result, options.out))}")
-    if mdp.n_states <= CHECK_UP_TO:
-        gap = np.abs(policy_iteration(mdp).values - result.values)[result.covered].max()
+        proven = result.proof().gap_bound
+        print(f"  proven      V* - V <= {proven:.6g} with every rounding error; see capo verify --help")
+    if result.mdp.n_states <= CHECK_UP_TO:
+        gap = np.abs(policy_iteration(result.mdp).values - result.values)[result.covered].max()
         print(f"  checked     against policy iteration: values differ by at most {gap:.2g}")
     certificate = result.certificate() if options.certificate else None
     if certificate is not None:
@@ -124,4 +127,4 @@ def _save(result: Result, folder: Path) -> list[str]:
     for name in _CERTIFICATE:
         (folder / name).unlink(missing_ok=True)
     draw_solution(result.history, folder / "history.png", title=f"{result.algorithm} on {result.mdp.name}")
-    return ["result.json", "history.csv", "history.png", "policy.npz"]
+    return ["result.json", "history.csv", "history.png", "policy.npz", "proof.npz"]

@@ -104,7 +104,7 @@ def _constant_step(mdp: MDP, eta: float | None) -> tuple[float, str]:
     proven = (1 - mdp.gamma) ** 3 / 8
     if mdp.has_unit_rewards:
         return proven, f"(1-gamma)^3/8 = {proven:.4g}"
-    low, high = float(mdp.reward.min()), float(mdp.reward.max())
+    low, high = mdp.reward_range
     # Rescaling rewards to [0, 1] divides every advantage by their range; the shift changes no advantage.
     scaled = proven / max(high - low, np.finfo(float).tiny)
     return scaled, f"(1-gamma)^3/8 = {proven:.4g} on rewards scaled to [0, 1]"
@@ -186,7 +186,7 @@ def policy_iteration(
         iterations, tol, init, callback, progress: as in :func:`capo.solve`; ``iterations`` is an upper limit.
     """
     require_mdp(mdp)
-    start = _deterministic(mdp.reward) if init is None else initial_log_policy(mdp, init, None)
+    start = _deterministic(mdp, mdp.reward) if init is None else initial_log_policy(mdp, init, None)
     baseline = Baseline("policy iteration", monotone=True)
     ascent = _Ascent(mdp, baseline, iterations, tol, 1, callback, progress, {}, default_tol=False)
 
@@ -195,7 +195,7 @@ def policy_iteration(
         if not better.any():
             return None
         # States without an action that is better beyond round-off keep theirs, or ties would cycle forever.
-        return np.where(better[:, None], _deterministic(now.advantage), now.log_policy)
+        return np.where(better[:, None], _deterministic(mdp, now.advantage), now.log_policy)
 
     return ascent.run(start, improve)
 
@@ -228,17 +228,17 @@ def value_iteration(
 
     def improve(now: PolicyValues) -> Floats:  # noqa: ARG001
         nonlocal q
-        q = mdp.q_values(q.max(axis=1))
-        return _deterministic(q)
+        q = mdp.q_values(mdp.masked(q).max(axis=1))
+        return _deterministic(mdp, q)
 
     baseline = Baseline("value iteration")
     ascent = _Ascent(mdp, baseline, iterations, tol, record_every, callback, progress, {})
-    return ascent.run(_deterministic(q), improve)
+    return ascent.run(_deterministic(mdp, q), improve)
 
 
-def _deterministic(scores: Floats) -> Floats:
-    """(S, A) log-policy that takes the first of the best actions."""
-    best = np.arange(scores.shape[1]) == scores.argmax(axis=1)[:, None]
+def _deterministic(mdp: MDP, scores: Floats) -> Floats:
+    """(S, A) log-policy that takes the first of the best actions that are allowed."""
+    best = np.arange(scores.shape[1]) == mdp.masked(scores).argmax(axis=1)[:, None]
     return np.where(best, 0.0, floor(np.float64))
 
 
@@ -376,7 +376,7 @@ def stochastic_npg(
             tracked[k, i] = math.exp(row[arm]) if arm is not None else np.nan
         _npg_steps(rewards, rate, row, counts[k, 0], rng.random(iterations - points[-1]))
         policies[k, 0] = np.exp(row)
-    gap = (rewards.max() - policies[:, 0] @ rewards) / (1 - mdp.gamma)
+    gap = (mdp.masked(mdp.reward).max() - policies[:, 0] @ rewards) / (1 - mdp.gamma)
     seconds = time.perf_counter() - started
     kept = tracked if arm is not None else None
     return ManyResult(mdp, which, iterations, points, value, kept, policies, counts, np.maximum(gap, 0), seconds)

@@ -76,8 +76,8 @@ class _Rule:
     """What rules have in common unless they say otherwise."""
 
     def cycle_length(self, mdp: MDP) -> int:
-        """Iterations in a cycle: as many as it takes to update S*A pairs."""
-        return mdp.n_states * mdp.n_actions
+        """Iterations in a cycle: as many as there are pairs."""
+        return mdp.n_pairs
 
     def covers(self, mdp: MDP) -> Bools:
         """(S,) the states that the rule can reach."""
@@ -89,18 +89,18 @@ class _Rule:
 
 @dataclass(frozen=True)
 class Cyclic(_Rule):
-    """Every pair once per cycle.
+    """Every allowed pair once per cycle.
 
     order: ``state-major`` (0,0), (0,1), ...; ``action-major`` (0,0), (1,0), ...; ``permuted``, a new random
-    order in every cycle; ``almost-cyclic``, a random order with S*A/2 extra pairs in every cycle; or an (L, 2)
-    array that contains every pair at least once (L > S*A is almost cyclic too).
+    order in every cycle; ``almost-cyclic``, a random order with half as many extra pairs in every cycle; or an
+    (L, 2) array that contains every pair at least once (if longer than that, it is almost cyclic too).
     """
 
     order: str | Any = "state-major"
     name: str = "cyclic"
 
     def cycle_length(self, mdp: MDP) -> int:
-        pairs = mdp.n_states * mdp.n_actions
+        pairs = mdp.n_pairs
         if not isinstance(self.order, str):
             return len(self._given(mdp))
         return pairs + pairs // 2 + pairs % 2 if self.order == "almost-cyclic" else pairs
@@ -117,14 +117,14 @@ class Cyclic(_Rule):
     def _given(self, mdp: MDP) -> Ints:
         order = check_pairs(self.order, mdp, "order")
         flat = order[:, 0] * mdp.n_actions + order[:, 1]
-        missing = np.setdiff1d(np.arange(mdp.n_states * mdp.n_actions), flat)
+        missing = np.setdiff1d(np.flatnonzero(mdp.allowed), flat)
         if missing.size:
             s, a = divmod(int(missing[0]), mdp.n_actions)
             raise CapoError(f"order: pair ({s}, {a}) is missing; a cycle must contain every pair at least once")
         return order
 
     def _cycles(self, mdp: MDP, rng: np.random.Generator) -> Iterator[Ints]:
-        s, a = np.divmod(np.arange(mdp.n_states * mdp.n_actions), mdp.n_actions)
+        s, a = np.nonzero(mdp.allowed)
         every = np.stack([s, a], axis=1).astype(np.int64)
         if not isinstance(self.order, str):
             yield from itertools.repeat(self._given(mdp))
@@ -144,8 +144,8 @@ class Cyclic(_Rule):
 class Randomized(_Rule):
     """One pair per iteration, drawn from d_gen.
 
-    d_gen: (S, A) or (S*A,), positive everywhere; a function of the iteration (1, 2, ...) that returns such an
-    array; uniform by default.
+    d_gen: (S, A) or (S*A,), positive for every allowed pair and 0 for the others; a function of the iteration
+    (1, 2, ...) that returns such an array; uniform by default.
     """
 
     d_gen: Any = None
@@ -156,14 +156,16 @@ class Randomized(_Rule):
         shape = (mdp.n_states, mdp.n_actions)
         given = self.d_gen(iteration) if callable(self.d_gen) else self.d_gen
         if given is None:
-            return np.full(shape, 1 / (shape[0] * shape[1]))
+            return mdp.masked(np.full(shape, 1 / mdp.n_pairs), 0.0)
         array = as_floats("d_gen: ", given)
         if array.shape not in (shape, (shape[0] * shape[1],)):
             raise CapoError(f"d_gen: shape {array.shape} must be (S, A) = {shape}")
-        if (array == 0).any():
-            s, a = divmod(int(np.flatnonzero(array.ravel() == 0)[0]), shape[1])
+        weights = array.reshape(shape)
+        if ((weights == 0) & mdp.allowed).any():
+            s, a = np.argwhere((weights == 0) & mdp.allowed)[0]
             raise CapoError(f"d_gen({s}, {a}) = 0: every pair must be drawn with positive probability")
-        return check_distribution(array.ravel(), array.size, "d_gen", positive=True).reshape(shape)
+        _refuse_barred(weights, mdp, "d_gen")
+        return check_distribution(array.ravel(), array.size, "d_gen").reshape(shape)
 
     def source(self, mdp: MDP, rng: np.random.Generator) -> PairSource:
         return PairSource(self._draws(mdp, rng))
@@ -234,8 +236,7 @@ class OnPolicy(_WalkRule):
     name: str = "on-policy"
 
     def source(self, mdp: MDP, rng: np.random.Generator) -> WalkSource:
-        uniform = np.full((mdp.n_states, mdp.n_actions), 1 / mdp.n_actions)
-        return self._walk(mdp, rng, uniform, 1.0, 1)
+        return self._walk(mdp, rng, mdp.uniform_policy, 1.0, 1)
 
 
 @dataclass(frozen=True)
@@ -260,11 +261,11 @@ class Behaviour(_WalkRule):
 
     def _fixed(self, mdp: MDP) -> Floats:
         if self.policy is None or self._adaptive:
-            return np.full((mdp.n_states, mdp.n_actions), 1 / mdp.n_actions)
+            return mdp.uniform_policy
         return check_policy(self.policy, mdp, "behaviour policy")
 
     def cycle_length(self, mdp: MDP) -> int:
-        return -(-mdp.n_states * mdp.n_actions // int(self.batch_size))
+        return -(-mdp.n_pairs // int(self.batch_size))
 
     def source(self, mdp: MDP, rng: np.random.Generator) -> WalkSource:
         epsilon = 0.1 if self.epsilon is None else self.epsilon
@@ -337,6 +338,12 @@ def make_rule(rule: Any, **options: Any) -> Rule:
     raise CapoError(f"rule={rule!r} must be one of {', '.join(RULES)}, or an iterable of (state, action) pairs")
 
 
+def fits_any_mdp(rule: Any) -> bool:
+    """Whether a rule, given by its name or as an object, needs no walk and no pairs of a particular MDP."""
+    kind = RULES.get(rule) if isinstance(rule, str) else type(rule)
+    return kind in (Cyclic, Randomized, Batch)
+
+
 def check_pairs(given: Any, mdp: MDP, what: str) -> Ints:
     """(n, 2) pairs within the MDP, or a CapoError."""
     try:
@@ -350,7 +357,25 @@ def check_pairs(given: Any, mdp: MDP, what: str) -> Ints:
     if bad.any():
         s, a = array[bad][0]
         raise CapoError(f"{what}: pair ({s}, {a}) is outside {mdp.n_states} states x {mdp.n_actions} actions")
-    return array.astype(np.int64)
+    pairs = array.astype(np.int64)
+    barred = ~mdp.allowed[pairs[:, 0], pairs[:, 1]]
+    if barred.any():
+        s, a = pairs[barred][0]
+        raise CapoError(f"{what}: action {a} is not allowed in state {s}; {_choices(mdp, s)}")
+    return pairs
+
+
+def _choices(mdp: MDP, state: int) -> str:
+    """The actions of a state, for a message."""
+    return f"allowed are {', '.join(map(str, np.flatnonzero(mdp.allowed[state])))}"
+
+
+def _refuse_barred(weights: Floats, mdp: MDP, what: str) -> None:
+    """Raise if ``weights`` (S, A) are not 0 where an action is not allowed."""
+    if mdp.actions is not None and (barred := (weights != 0) & ~mdp.actions).any():
+        s, a = np.argwhere(barred)[0]
+        given = f"{what}({s}, {a}) = {weights[s, a]:g}"
+        raise CapoError(f"{given}: action {a} is not allowed in state {s} and must have 0; {_choices(mdp, s)}")
 
 
 def check_policy(given: Any, mdp: MDP, what: str) -> Floats:
@@ -358,11 +383,14 @@ def check_policy(given: Any, mdp: MDP, what: str) -> Floats:
     array = as_floats(f"{what}: ", given)
     if array.shape != (mdp.n_states, mdp.n_actions):
         raise CapoError(f"{what}: shape {array.shape} must be (S, A) = {(mdp.n_states, mdp.n_actions)}")
+    _refuse_barred(array, mdp, what)
     for s in np.flatnonzero((np.abs(array.sum(axis=1) - 1) > 1e-8) | ~(array >= 0).all(axis=1)):
         check_distribution(array[s], mdp.n_actions, f"{what}, state {s}")
     return np.asarray(array / array.sum(axis=1, keepdims=True))
 
 
 def _pick(cumulative: Floats, uniforms: Floats, n_actions: int) -> Ints:
-    flat = np.minimum(np.searchsorted(cumulative, uniforms, side="right"), len(cumulative) - 1)
+    # Rounding may leave the sum below a uniform number: the last pair that can be drawn stands in.
+    last = int(np.searchsorted(cumulative, cumulative[-1]))
+    flat = np.minimum(np.searchsorted(cumulative, uniforms, side="right"), last)
     return np.stack(np.divmod(flat, n_actions), axis=1).astype(np.int64)

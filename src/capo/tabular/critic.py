@@ -277,7 +277,7 @@ class DirectCritic:
     def evaluate(self, policy: Floats) -> AdvantageSigns:
         """Signs of the advantages of ``policy`` (S, A)."""
         values = self.mdp.policy_values(policy)
-        advantage = self.mdp.q_values(values) - values[:, None]
+        advantage = self.mdp.masked(self.mdp.q_values(values) - values[:, None], 0.0)
         signs = np.sign(advantage).astype(np.int8)
         signs[np.abs(advantage) <= self.sign_tol] = 0
         return AdvantageSigns(values, signs, greatest_advantage(advantage), 0.0)
@@ -306,6 +306,8 @@ class SignCritic:
         self._basis = np.empty((GMRES_DEPTH + 1, mdp.n_states))
         self._signs = np.empty((mdp.n_states, mdp.n_actions), np.int8)
         self.values = np.zeros(mdp.n_states)
+        # Where an action is not allowed, an advantage of minus infinity is never undecided and never the greatest.
+        self._barred_reward = mdp.masked(mdp.reward)
         self.solver_steps = 0
 
     def evaluate(self, policy: Floats) -> AdvantageSigns:
@@ -330,7 +332,7 @@ class SignCritic:
             error = (high - low) / 2
             centred = values + (low + high) / 2
             undecided, greatest = kernels.batch_signs(
-                self._indptr, self._indices, self._data, self.mdp.reward, gamma,
+                self._indptr, self._indices, self._data, self._barred_reward, gamma,
                 centred, (1 + gamma) * error, self.sign_tol, self._signs,
             )  # fmt: skip
             if undecided == 0:
@@ -345,7 +347,8 @@ class SignCritic:
             reduction = min(max(1 / 64, 0.5 * finest / error), 0.5)
             steps = kernels.gmres_cycle(system, values, residual / diagonal, self._basis, reduction)
             self.solver_steps += max(1, steps)
-        return AdvantageSigns(centred, self._signs.copy(), greatest + (1 + gamma) * error, error)
+        signs = self._signs.copy() if self.mdp.actions is None else self._signs * self.mdp.actions
+        return AdvantageSigns(centred, signs, greatest + (1 + gamma) * error, error)
 
 
 def _policy_pattern(

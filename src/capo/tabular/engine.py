@@ -47,12 +47,13 @@ from capo.tabular.critic import (
 )
 from capo.tabular.mdp import MDP, Bools, Floats, Ints, as_floats, check_distribution, require_mdp
 from capo.tabular.record import ManyResult, Signs, Trace, record_points
-from capo.update import StepSize, coordinate_update, log_normalise
+from capo.update import StepSize, coordinate_update, floor, log_normalise
 
 CRITICS = ("auto", "direct", "signs")
 DEFAULT_TOL = 1e-8
 DEFAULT_CYCLES = 10_000  # where a run that asked for a gap gives up
 RELATIVE_SIGN_TOL = 1e-13
+LOWEST = floor(np.float64)  # log pi of an action that is not allowed: its probability is 0
 TRACE_STEPS, TRACE_BYTES = 20_000, 64 * 2**20
 _CHUNK = 1 << 16
 
@@ -74,8 +75,8 @@ def make_stepsize(stepsize: str | StepSize, mdp: MDP, allow_violation: bool, **o
             allowed = ", ".join(sorted(takes[stepsize]))
             raise CapoError(f"step size {stepsize!r} does not take {', '.join(sorted(wrong))}; it takes {allowed}")
         step = StepSize(stepsize, **given)  # type: ignore[arg-type]
-    step = step.with_defaults(mdp.n_actions)
-    for violation in step.violations(mdp.n_actions):
+    step = step.with_defaults(mdp.max_actions)
+    for violation in step.violations(mdp.max_actions):
         if not allow_violation:
             raise CapoError(f"step size: {violation}; pass allow_violation=True to run it anyway")
         warnings.warn(f"step size outside the theorems: {violation}", CapoWarning, stacklevel=3)
@@ -88,31 +89,39 @@ def value_scale(mdp: MDP) -> float:
     From max r / (1 - gamma) and min r / (1 - gamma), tightened by a few sweeps of optimal and worst backups.
     """
     lives = ~mdp.terminal | (mdp.reward != 0).any(axis=1)  # nothing is worth anything after the end
-    upper = lives * (max(float(mdp.reward.max()), 0.0) / (1 - mdp.gamma))
-    lower = lives * (min(float(mdp.reward.min()), 0.0) / (1 - mdp.gamma))
+    least, most = mdp.reward_range
+    upper = lives * (max(most, 0.0) / (1 - mdp.gamma))
+    lower = lives * (min(least, 0.0) / (1 - mdp.gamma))
     entries = mdp.rows.nnz if mdp.is_sparse else mdp.rows.size
     for _ in range(int(np.clip(2e7 / entries, 2, 200))):
-        upper = np.minimum(upper, mdp.q_values(upper).max(axis=1))
-        lower = np.maximum(lower, mdp.q_values(lower).min(axis=1))
+        upper = np.minimum(upper, mdp.masked(mdp.q_values(upper)).max(axis=1))
+        lower = np.maximum(lower, mdp.masked(mdp.q_values(lower), np.inf).min(axis=1))
     return max(1.0, float(upper.max()), -float(lower.min()))
 
 
 def initial_log_policy(mdp: MDP, init: Any, theta: Any) -> Floats:
-    """(S, A) log-policy from a policy, from softmax parameters, or uniform."""
+    """(S, A) log-policy from a policy, from softmax parameters, or uniform; at the floor where not allowed."""
     shape = (mdp.n_states, mdp.n_actions)
     if init is not None and theta is not None:
         raise CapoError("give either init (a policy) or theta (softmax parameters), not both")
     if theta is not None:
         parameters = as_floats("theta=", theta)
-        if parameters.shape != shape or not np.isfinite(parameters).all():
+        if parameters.shape != shape or not np.isfinite(mdp.masked(parameters, 0.0)).all():
             raise CapoError(f"theta of shape {parameters.shape} must be finite and of shape (S, A) = {shape}")
-        return np.asarray(log_normalise(parameters)[0])
+        return mdp.masked(np.asarray(log_normalise(mdp.masked(parameters, LOWEST))[0]), LOWEST)
     if init is None:
-        return np.full(shape, -np.log(mdp.n_actions))
+        return uniform_log_policy(mdp)
     policy = check_policy(init, mdp, "init (pass softmax parameters as theta)")
     with np.errstate(divide="ignore"):
         # log_normalise lifts -inf to the floor: a positive update can still bring the action back.
-        return np.asarray(log_normalise(np.maximum(np.log(policy), -1e299))[0])
+        return mdp.masked(np.asarray(log_normalise(np.maximum(np.log(policy), -1e299))[0]), LOWEST)
+
+
+def uniform_log_policy(mdp: MDP) -> Floats:
+    """(S, A) the log of the uniform policy, at the floor where an action is not allowed."""
+    if mdp.actions is None:
+        return np.full((mdp.n_states, mdp.n_actions), -np.log(mdp.n_actions))
+    return np.where(mdp.actions, -np.log(mdp.actions.sum(axis=1, keepdims=True)), LOWEST)
 
 
 def rounded_up(number: float) -> str:
@@ -339,7 +348,8 @@ class CoordinateRunner(DenseCritic):
 
     def status(self) -> tuple[float, float, Floats]:
         """V at the start distribution, the certified gap over the covered states, and the (S, A) log-policy."""
-        greatest = greatest_advantage((self.checked_q() - self.values[:, None])[self._covered])
+        advantage = self.mdp.masked(self.checked_q() - self.values[:, None], 0.0)
+        greatest = greatest_advantage(advantage[self._covered])
         return float(self.mdp.start @ self.values), greatest / (1 - self.mdp.gamma), self.log_policy
 
     def trace(self) -> Trace | None:
@@ -378,13 +388,13 @@ class BatchRunner:
         """Make n iterations."""
         for _ in range(n):
             signs = self._now.signs
-            self.counts += 1
+            self.counts += self._mdp.allowed
             alpha = np.empty_like(self.log_policy)
             kernels.update_all(*self._kernel_step, self.log_policy, signs, self.counts, alpha, self._policy)
             self._now = self._critic.evaluate(self._policy)
             if self._batches.has_room:
                 value = float(self._mdp.start @ self._now.values)
-                self._batches.add(signs, alpha, self.log_policy, np.ones(signs.shape, bool), value)
+                self._batches.add(signs, alpha, self.log_policy, self._mdp.allowed, value)
         return n
 
     def status(self) -> tuple[float, float, Floats]:

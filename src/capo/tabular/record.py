@@ -139,6 +139,7 @@ class RunRecord:
     mu: Floats | None = None
     trace: Trace | None = None
     refactorisations: int = 0
+    horizon: int | None = None
 
     @cached_property
     def policy(self) -> Floats:
@@ -147,8 +148,8 @@ class RunRecord:
 
     @cached_property
     def q(self) -> Floats:
-        """(S, A) Q of the policy."""
-        return self.mdp.q_values(self.values)
+        """(S, A) Q of the policy; minus infinity where the action is not allowed."""
+        return self.mdp.masked(self.mdp.q_values(self.values))
 
     @property
     def value(self) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,9 +15,10 @@ from capo.checks import whole
 from capo.errors import CapoError
 from capo.files import atomic_file, prepare_folder, write_json, write_text
 from capo.provenance import provenance
-from capo.tabular.coordinates import Batch, make_rule
+from capo.tabular.coordinates import Batch, fits_any_mdp, make_rule
 from capo.tabular.engine import Problem, Runner, make_stepsize, prepare, solve_many
-from capo.tabular.mdp import MDP
+from capo.tabular.mdp import MDP, Floats, require_mdp
+from capo.tabular.proof import Proof, prove
 from capo.tabular.record import Callback, ManyResult, Recorder, RunRecord, Snapshot
 from capo.tabular.theory import Certificate, certify
 from capo.update import StepSize
@@ -47,11 +49,27 @@ class Result(RunRecord):
         baseline: which baseline it was; None for CAPO.
         trace: the first updates one by one; None for baselines and where they would not fit in memory.
         refactorisations: how often the critic had to start afresh because of rounding.
+        horizon: H of a run over a finite horizon, whose ``mdp`` is the unrolled one; otherwise None.
     """
 
     def certificate(self, mu: Any = None, seeds: int = 100, max_steps: int = 2000) -> Certificate:
         """Check the paper's statements along this run; see :func:`capo.theory.certify`."""
         return certify(self, mu=mu, seeds=seeds, max_steps=max_steps)
+
+    def _by_step(self, per_state: Floats) -> Floats:
+        if self.horizon is None:
+            raise CapoError("this run has no horizon: values and policies by step need solve(..., horizon=H)")
+        return np.asarray(per_state[:-1].reshape(self.horizon, -1, *per_state.shape[1:]))
+
+    @property
+    def policy_by_step(self) -> Floats:
+        """(H, S, A) the policy of each step of a run over a finite horizon."""
+        return self._by_step(self.policy)
+
+    @property
+    def values_by_step(self) -> Floats:
+        """(H, S) V of each step of a run over a finite horizon: what the steps that are left are worth."""
+        return self._by_step(self.values)
 
     def __repr__(self) -> str:
         return (
@@ -78,14 +96,35 @@ class Result(RunRecord):
 
     def _visits(self) -> str:
         assert self.counts is not None
-        live = self.counts[~self.mdp.terminal] if not self.mdp.terminal.all() else self.counts
+        wanted = self.mdp.allowed & (~self.mdp.terminal | self.mdp.terminal.all())[:, None]
+        live = self.counts[wanted]
         never = int((live == 0).sum())
         text = f"{live.min()} to {live.max()} per pair"
         return text + (f"; {never} pairs never visited (Condition 1 requires infinitely many)" if never else "")
 
-    def save(self, folder: str | Path) -> Path:
-        """Write result.json, history.csv and policy.npz to ``folder``."""
-        target = prepare_folder(folder)
+    def proof(self) -> Proof:
+        """Bounds on V* - V that hold in floating point, with what proves them; see :func:`capo.verify`."""
+        return self._proof
+
+    @cached_property
+    def _proof(self) -> Proof:
+        return prove(self.mdp, self.policy, self.values, self.covered, algorithm=self.algorithm)
+
+    def save(self, path: str | Path) -> Path:
+        """Write a proof or a folder.
+
+        Args:
+            path: a name that ends in .npz, for the :meth:`proof` alone; otherwise a folder, which gets
+                result.json, history.csv, policy.npz and proof.npz.
+
+        Returns:
+            The proof, or result.json.
+        """
+        if Path(path).suffix == ".npz":
+            return self.proof().save(path)
+        target = prepare_folder(path)
+        proof = self.proof()
+        proof.save(target / "proof.npz")
         rows = io.StringIO()
         table = csv.writer(rows, lineterminator="\n")
         table.writerow(self.history)
@@ -106,6 +145,7 @@ class Result(RunRecord):
             "iterations": self.iterations,
             "value": self.value,
             "gap_bound": self.gap_bound,
+            "proven_gap_bound": proof.gap_bound,
             "covered_states": int(self.covered.sum()),
             "converged": self.converged,
             "stopped": self.stopped,
@@ -161,7 +201,11 @@ def solve(
         order: order of the cyclic rule.
         d_gen: distribution of the randomized rule.
         behaviour, epsilon, batch_size: for the behaviour rule.
-        horizon, restart: for the rules that walk (on-policy and behaviour).
+        horizon: for the rules that walk (on-policy and behaviour), steps after which a walk restarts. For the
+            others, solve the MDP over this many steps only: every step has a policy and values of its own
+            (:attr:`Result.policy_by_step`, :attr:`Result.values_by_step`). What is solved is
+            ``mdp.unroll(horizon)``, so every rule, bound and certificate applies.
+        restart: for the rules that walk.
         multiple, eta, clip, beta, zeta: for the step size.
         allow_violation: accept beta, zeta or multiple outside the range the theorems need, with a warning.
         init: (S, A) initial policy; uniform if neither this nor ``theta`` is given.
@@ -183,6 +227,10 @@ def solve(
     >>> result.converged, round(result.value, 3)
     (True, 92.274)
     """
+    arguments = dict(locals())
+    require_mdp(mdp)
+    if horizon is not None and fits_any_mdp(rule):
+        return _solve_steps(arguments, whole("horizon", horizon))
     chosen = make_rule(
         rule, order=order, d_gen=d_gen, policy=behaviour, epsilon=epsilon, batch_size=batch_size,
         horizon=horizon, restart=restart,
@@ -225,3 +273,11 @@ def _result(
         trace=runner.trace(),
         refactorisations=runner.refactorisations,
     )
+
+
+def _solve_steps(arguments: dict[str, Any], steps: int) -> Result:
+    """Solve the MDP over a number of steps: the arguments of :func:`solve` with the MDP unrolled."""
+    result = solve(**(arguments | {"mdp": arguments["mdp"].unroll(steps), "horizon": None}))
+    result.horizon = steps
+    result.settings = {"horizon": steps, **result.settings}
+    return result

@@ -22,7 +22,7 @@ from capo.neural.parts.critic import CriticHead
 from capo.neural.parts.networks import Inputs, NetworkSpec, Params
 from capo.neural.parts.policies import taken
 from capo.neural.parts.replay import Rollout
-from capo.neural.parts.retrace import retrace
+from capo.neural.parts.retrace import retrace, v_trace
 
 Trained = Literal["both", "critic", "actor"]
 Carry = tuple[Params, PyTree]  # the networks and the optimiser's state
@@ -37,10 +37,10 @@ class Targets(NamedTuple):
 
 
 def retrace_targets(config: RetraceSettings, batch: Rollout, log_pi: Array, q: Array) -> Targets:
-    """Retrace returns and advantages of a batch.
+    """Retrace's or V-trace's returns and the advantages of a batch.
 
     Args:
-        config: gamma, retrace_lambda and actor_lambda.
+        config: gamma, returns, retrace_lambda and actor_lambda.
         batch: (B, T) rollouts.
         log_pi: (B, T + S, A) log pi_m of every row of ``batch.obs``.
         q: (B, T + S, A) Q' of every row.
@@ -49,18 +49,19 @@ def retrace_targets(config: RetraceSettings, batch: Rollout, log_pi: Array, q: A
     value = jnp.sum(jnp.exp(log_pi) * q, axis=-1)
     v_next = replay.at_successors(value, length)
 
+    steps: dict[str, Array] = {
+        "reward": batch.reward,
+        "terminated": batch.terminated.astype(jnp.float32),
+        "truncated": batch.truncated.astype(jnp.float32),
+        "v_next": v_next,
+        "log_pi": taken(log_pi[:, :length], batch.action),
+        "log_mu": batch.log_mu,
+    }
+
     def returns(lam: float) -> Array:
-        return retrace(
-            reward=batch.reward,
-            terminated=batch.terminated.astype(jnp.float32),
-            truncated=batch.truncated.astype(jnp.float32),
-            q_taken=taken(q[:, :length], batch.action),
-            v_next=v_next,
-            log_pi=taken(log_pi[:, :length], batch.action),
-            log_mu=batch.log_mu,
-            gamma=config.gamma,
-            lam=lam,
-        )
+        if config.returns == "v-trace":
+            return v_trace(**steps, value=value[:, :length], gamma=config.gamma, lam=lam)
+        return retrace(**steps, q_taken=taken(q[:, :length], batch.action), gamma=config.gamma, lam=lam)
 
     advantage = returns(config.retrace_lambda * config.actor_lambda) - value[:, :length]
     targets = Targets(log_pi[:, :length], returns(config.retrace_lambda), advantage)

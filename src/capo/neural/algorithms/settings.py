@@ -48,6 +48,7 @@ Network = Literal["auto", "mlp", "conv"]
 Activation = Literal["relu", "tanh"]
 RetraceOptimiser = Literal["adam", "rmsprop"]
 Precision = Literal["auto", "float32", "bfloat16"]
+Returns = Literal["retrace", "v-trace"]
 TargetFrom = Literal["current", "target-network"]
 TargetCritic = Literal["full", "head"]
 Critic = Literal["mean", "categorical"]
@@ -246,8 +247,10 @@ class RetraceSettings(EpsilonSettings, ActorCriticSettings):
     """Rollouts kept in the replay, rounded up to a multiple of n_envs."""
     replay_clear_every: CountOrZero = 0
     """Iterations between two clearings of the replay; 0 never clears it."""
+    returns: Returns = "retrace"
+    """retrace, or v-trace: how returns are corrected for actions that another policy took."""
     retrace_lambda: Annotated[TracedFraction, Search(0.5, 1.0)] = 1.0
-    """Lambda of Retrace: 0 looks one step ahead, 1 to the end of the rollout."""
+    """Lambda of Retrace (or V-trace): 0 looks one step ahead, 1 to the end of the rollout."""
     actor_lambda: Annotated[TracedFraction, Search(0.0, 1.0)] = 1.0
     """Factor on retrace_lambda for the actor's advantages. 1 uses the critic's returns; less relies on the critic
     sooner and has less variance. Off-PAC with weight=q ignores it."""

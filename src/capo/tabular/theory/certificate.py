@@ -19,10 +19,11 @@ from capo.tabular.record import RunRecord, Trace
 from capo.tabular.theory.lemmas import EPS, PolicyValues, Sides, optimal, value_rounding
 from capo.update import StepSize
 
-Status = Literal["held", "FAILED", "not applicable"]
+Status = Literal["held", "FAILED", "not decided", "not applicable"]
 WIDTH = 110
 # Of log pi, relatively: exp turns an error of EPS |x| in x into a relative one, and exp(-745) is the least number.
 LOG_ROUNDING = 16 * 745.0 * EPS
+EVERY_UP_TO = 20_000  # updates up to which every one is evaluated: seconds
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Line:
             \\|lhs - rhs\\| / rounding for ``=``.
         where: the iteration at which it was worst: k means after k updates.
         checks: how many comparisons were made.
-        note: what the sides are, or why the statement does not apply.
+        note: what the sides are, or why the statement does not apply or could not be decided.
     """
 
     statement: str
@@ -58,7 +59,7 @@ class Line:
         """The line as printed, wrapped."""
         ratio = "" if self.ratio is None else f"{self.ratio:.3g}"
         at = "" if self.where is None else str(self.where)
-        front = f"{self.status:6} {self.relation:>2}{ratio:>9} {at:>7} {self.checks:>8}  "
+        front = f"{self.status:11} {self.relation:>2}{ratio:>9} {at:>7} {self.checks:>8}  "
         text = self.statement + (f": {self.note}" if self.note else "")
         rows = textwrap.wrap(text, WIDTH - len(front), break_long_words=False)
         return [front + rows[0], *(" " * (len(front) + 2) + row for row in rows[1:])]
@@ -81,6 +82,11 @@ class Certificate:
     def failed(self) -> list[Line]:
         """The lines that failed."""
         return self._with("FAILED")
+
+    @property
+    def undecided(self) -> list[Line]:
+        """The lines about a limit that the run did not reach: nothing spoke against them, nothing proved them."""
+        return self._with("not decided")
 
     def _with(self, status: Status) -> list[Line]:
         return [line for line in self.lines if line.status == status]
@@ -107,7 +113,7 @@ class Certificate:
 
     def __str__(self) -> str:
         out = [self.title, *(f"  {text}" for text in self.header), f"  {self._summary()}", ""]
-        out.append(f"{'':6}{'':3}{'worst':>9} {'at':>7} {'checks':>8}  statement")
+        out.append(f"{'':11}{'':3}{'worst':>9} {'at':>7} {'checks':>8}  statement")
         out += [row for line in self.lines if line.status != "not applicable" for row in line.rows()]
         skipped = self._with("not applicable")
         out += ["", "not applicable"] if skipped else []
@@ -128,12 +134,15 @@ class _Entry:
     where: int | None = None
     checks: int = 0
     reason: str = ""
+    undecided: bool = False
 
     def line(self, statement: str) -> Line:
+        if self.checks == 0 and self.undecided and not self.reason:
+            return Line(statement, self.relation, "not decided", note=self.note)
         if self.reason or self.checks == 0:
             reason = self.reason or "no such update among those checked"
             return Line(statement, self.relation, "not applicable", note=reason)
-        status: Status = "held" if self.ratio <= 1 else "FAILED"
+        status: Status = "FAILED" if self.ratio > 1 else "not decided" if self.undecided else "held"
         return Line(statement, self.relation, status, self.ratio, self.where, self.checks, self.note)
 
 
@@ -155,6 +164,10 @@ class Checklist:
         if reason:
             self.entries.setdefault(statement, _Entry("", "")).reason = reason
         return bool(reason)
+
+    def leave_open(self, statement: str) -> None:
+        """Say that the run ended before the limit that a statement is about: it can fail but not hold."""
+        self.entries[statement].undecided = True
 
     def applies(self, statement: str) -> bool:
         """Whether a statement was announced and not skipped."""
@@ -198,6 +211,7 @@ class CheckedRun:
         ambiguous: advantages up to this size have no reliable sign: 2 sign_tol and the rounding of A.
         slack: the gap that advantages counted as 0 can leave, 2 sign_tol/(1 - gamma).
         steps: (n,) the updates that one-step lines check: update t leads from policy t to policy t + 1.
+        every: whether all traced updates are evaluated, for the lines about values and directions.
     """
 
     record: RunRecord
@@ -211,6 +225,7 @@ class CheckedRun:
     ambiguous: float
     slack: float
     steps: Ints
+    every: bool
     seeds: int
     max_steps: int
 
@@ -249,6 +264,21 @@ class CheckedRun:
         """Values of the original MDP in the units of ``mdp``."""
         return (np.asarray(values, float) - self.low / (1 - self.mdp.gamma)) / self.scale
 
+    def recorded(self) -> tuple[Ints, Floats, Floats]:
+        """Iterations k, V(rho) after k updates and how far it may be off: from the trace, then the history."""
+        history = self.record.history
+        ks, values = history["iteration"].astype(np.int64), self.unit(history["value"])
+        # Between two entries of the history the larger of their bounds holds, since gaps do not grow.
+        largest = np.maximum.accumulate(history["gap_bound"][::-1])[::-1]
+        known = ks
+        if self.record.trace is not None:
+            n = len(self.trace)
+            beyond = ks > n
+            known = np.concatenate([ks[:1], np.arange(1, n + 1), ks[beyond]])
+            values = np.concatenate([values[:1], self.unit(self.trace.value), values[beyond]])
+        allowed = self.engine_at(np.interp(known, ks, largest))
+        return known, values, np.broadcast_to(allowed, known.shape)
+
     def gaps_at_mu(self, values: list[Floats]) -> Floats:
         """V*(mu) - V(mu) of each of the values (S,)."""
         return np.array([self.mu @ (self.best.values - one) for one in values])
@@ -269,8 +299,8 @@ def prepare_run(record: RunRecord, mu: Any, seeds: int, max_steps: int) -> Check
     original = record.mdp
     scaled = not original.has_unit_rewards
     mdp = original.rescale_rewards() if scaled else original
-    low = float(original.reward.min()) if scaled else 0.0
-    scale = float(np.ptp(original.reward)) or 1.0 if scaled else 1.0
+    least, most = original.reward_range
+    low, scale = (least, (most - least) or 1.0) if scaled else (0.0, 1.0)
     mu = check_distribution(record.mu if mu is None else mu, mdp.n_states, "mu", positive=True)
     best = optimal(mdp, first=record.log_policy.argmax(axis=1))
     rounding = value_rounding(mdp, float(best.values.max()))
@@ -294,6 +324,7 @@ def prepare_run(record: RunRecord, mu: Any, seeds: int, max_steps: int) -> Check
         ambiguous=tolerance + (1 + mdp.gamma) * engine,
         slack=tolerance / g,
         steps=spread(updates, min(max_steps, updates, affordable)),
+        every=updates <= min(affordable, EVERY_UP_TO),
         seeds=seeds,
         max_steps=max_steps,
     )

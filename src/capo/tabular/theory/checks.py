@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from capo.tabular.coordinates import Batch, Cyclic
-from capo.tabular.mdp import Floats, Ints
+from capo.tabular.mdp import Bools, Floats, Ints
 from capo.tabular.record import Trace
 from capo.tabular.theory import lemmas
 from capo.tabular.theory.certificate import LOG_ROUNDING, CheckedRun, Checklist, spread
@@ -21,11 +21,12 @@ ARITHMETIC = "Update: recorded new policy = log softmax(log pi + alpha sign)"
 DIRECTION = "Update direction = sign(A)"
 VALUE = "Recorded V(rho) = independent evaluation"
 FINAL = "Final policy and V = last update, independent evaluation"
+ACTIONS = "Action sets: other actions have no visits and no probability"
 VISITS = "Visit counts add up to the iterations"
 CONDITION = "Condition 1 (every pair is visited)"
 GAP = "Certified gap >= V* - V, final policy"
 GAP_HISTORY = "Certified gap >= V* - V at rho, history"
-MONOTONE_HISTORY = "Recorded V(rho) never decreases"
+MONOTONE = "Recorded V(rho) never decreases"
 CYCLES = "Cyclic rule: every pair in every cycle"
 
 LEMMA_1 = "Lemma 1 (V never decreases, at any state)"
@@ -70,7 +71,7 @@ def check_records(run: CheckedRun, checks: Checklist) -> tuple[float, bool]:
 
 def _check_step_sizes(run: CheckedRun, checks: Checklist) -> None:
     """Recorded step sizes against :meth:`StepSize.alpha`, counts recounted from the trace."""
-    step = run.stepsize.with_defaults(run.mdp.n_actions)
+    step = run.stepsize.with_defaults(run.mdp.max_actions)
     trace = run.trace
     before, counts, taken = _before(trace)
     recorded = ... if trace.single else taken
@@ -137,37 +138,33 @@ def _occurrence(keys: Ints) -> Ints:
 
 def _check_recorded_values(run: CheckedRun, checks: Checklist, values: dict[int, Floats]) -> None:
     """The run's V(rho) against the independent one, at every policy that was evaluated and along the history."""
+    _, recorded, off = run.recorded()
+    ks = np.array(sorted(values), np.int64)
+    mine = np.array([run.mdp.start @ values[k] for k in ks])
+    checks.compare(VALUE, Sides(recorded[ks], mine, "="), off[ks], ks)
     history = run.record.history
     iteration = history["iteration"].astype(np.int64)
-    recorded = run.unit(history["value"])
-    largest = np.maximum.accumulate(history["gap_bound"][::-1])[::-1]
-    gaps = np.interp(np.arange(len(run.trace) + 1), iteration, largest)
-    ks = np.array([k for k in values if k > 0], np.int64)
-    mine = np.array([run.mdp.start @ values[k] for k in ks])
-    checks.compare(VALUE, Sides(run.unit(run.trace.value[ks - 1]), mine, "="), run.engine_at(gaps[ks]), ks)
     inside = (iteration > 0) & (iteration <= len(run.trace))
-    traced = run.unit(run.trace.value[iteration[inside] - 1])
     allowed = 2 * run.engine_at(history["gap_bound"][inside])
-    checks.compare(VALUE, Sides(recorded[inside], traced, "="), allowed, iteration[inside])
-    start = Sides(recorded[:1], run.mdp.start @ values[0], "=")
-    checks.compare(VALUE, start, run.engine_at(history["gap_bound"][0]), 0)
+    sides = Sides(run.unit(history["value"][inside]), recorded[iteration[inside]], "=")
+    checks.compare(VALUE, sides, allowed, iteration[inside])
 
 
 def check_history(run: CheckedRun, checks: Checklist) -> None:
-    """The whole history: V(rho) never decreases, and the certified gap is never below the true one."""
+    """V(rho) never decreases, at any traced update nor beyond; the certified gap is never below the true one."""
     history = run.record.history
-    iteration = history["iteration"].astype(np.int64)
-    value, gap_bound = run.unit(history["value"]), history["gap_bound"] / run.scale
-    allowed = run.engine_at(history["gap_bound"])
+    iteration, value = history["iteration"].astype(np.int64), run.unit(history["value"])
+    allowed = np.broadcast_to(run.engine_at(history["gap_bound"]), value.shape)
     monotone = run.record.baseline is None or run.record.baseline.monotone
-    checks.skip(MONOTONE_HISTORY, "" if monotone else f"{run.record.algorithm} does not guarantee it")
-    drop = Sides(value[:-1] - value[1:], np.zeros(len(value) - 1))
-    rounding = 2 * np.broadcast_to(allowed, value.shape)[:-1] + run.slack
-    checks.compare(MONOTONE_HISTORY, drop, rounding, iteration[1:])
+    checks.skip(MONOTONE, "" if monotone else f"{run.record.algorithm} does not guarantee it")
+    for ks, values, off in ((iteration, value, allowed), run.recorded()):
+        drop = Sides(values[:-1] - values[1:], np.zeros(len(values) - 1))
+        checks.compare(MONOTONE, drop, 2 * off[:-1] + run.slack, ks[1:])
     covered = run.record.covered[run.mdp.start > 0].all()
     checks.skip(GAP_HISTORY, "" if covered else "the certified gap does not cover the start distribution")
     true = run.mdp.start @ run.best.values - value
-    checks.compare(GAP_HISTORY, Sides(true, gap_bound), run.rounding + allowed, iteration)
+    sides = Sides(true, history["gap_bound"] / run.scale)
+    checks.compare(GAP_HISTORY, sides, run.rounding + allowed, iteration)
 
 
 def check_final(run: CheckedRun, checks: Checklist) -> float:
@@ -180,10 +177,28 @@ def check_final(run: CheckedRun, checks: Checklist) -> float:
         _, log_policy = next(run.trace.policies([record.iterations]))
         rounding = LOG_ROUNDING * np.abs(log_policy) + 1e-300
         checks.compare(FINAL, Sides(record.log_policy, log_policy, "="), rounding, record.iterations)
+    if run.mdp.actions is not None:
+        _check_actions(run, checks, ~run.mdp.actions)
     gap = (run.best.values - final.values)[record.covered]
     bound = np.full(gap.shape, record.gap_bound / run.scale)
     checks.compare(GAP, Sides(gap, bound), run.rounding + allowed, record.iterations)
     return float(gap.max())
+
+
+def _check_actions(run: CheckedRun, checks: Checklist, barred: Bools) -> None:
+    """Pairs that are not allowed: their visits and probabilities, in the end and along the trace."""
+    record, trace = run.record, run.record.trace
+    found = [record.policy[barred]]
+    if record.counts is not None:
+        found.append(record.counts[barred].astype(np.float64))
+    if trace is not None and trace.single:
+        state, action, row = trace.coordinates
+        found += [barred[state, action].astype(np.float64), np.exp(row)[barred[state]]]
+    elif trace is not None:
+        batch, log_policies = trace.batches
+        found += [batch[:, barred].ravel().astype(np.float64), np.exp(log_policies[:, barred]).ravel()]
+    every = np.concatenate(found)
+    checks.compare(ACTIONS, Sides(every, np.zeros_like(every), "="), 0.0, record.iterations)
 
 
 def _check_visits(run: CheckedRun, checks: Checklist) -> bool:
@@ -193,15 +208,18 @@ def _check_visits(run: CheckedRun, checks: Checklist) -> bool:
     counts, k = record.counts.astype(np.float64), record.iterations
     known = run.trace.single or isinstance(record.rule, Batch)
     checks.skip(VISITS, "" if known or run.whole else "the trace is shorter than the run")
-    recounted = np.asarray(k) if known else run.trace.batches[0].sum(axis=0)
+    every = k * run.mdp.allowed if isinstance(record.rule, Batch) else k
+    recounted = np.asarray(every if known else run.trace.batches[0].sum(axis=0), np.float64)
     visits = np.asarray(counts.sum()) if run.trace.single else counts
     checks.compare(VISITS, Sides(visits, recounted, "="), 0.0, k)
     if isinstance(record.rule, Cyclic):
         _check_cycles(run, checks)
-    live = counts[record.covered & ~record.mdp.terminal]
+    live = counts[run.mdp.allowed & (record.covered & ~record.mdp.terminal)[:, None]]
     never = int((live == 0).sum())
-    unmet = f"{never} pairs were never visited in {k} iterations; it requires infinitely many visits"
-    if checks.skip(CONDITION, unmet if never else ""):
+    if never:
+        unmet = f"{never} pairs have not been visited in {k} iterations; it requires infinitely many visits"
+        checks.expect(CONDITION, unmet)
+        checks.leave_open(CONDITION)
         return False
     if live.size:
         least = int(live.min())
@@ -219,7 +237,8 @@ def _check_cycles(run: CheckedRun, checks: Checklist) -> None:
     pairs = trace.first.size
     flat = (state * trace.first.shape[1] + action)[: cycles * length]
     keys = np.repeat(np.arange(cycles), length) * pairs + flat
-    visits = np.bincount(keys, minlength=cycles * pairs).reshape(cycles, pairs).min(axis=1)
+    counted = np.bincount(keys, minlength=cycles * pairs).reshape(cycles, pairs)
+    visits = counted[:, run.mdp.allowed.ravel()].min(axis=1)
     ends = np.arange(1, cycles + 1) * length
     checks.compare(CYCLES, Sides(np.ones(cycles), visits.astype(float)), 0.0, ends)
 
@@ -261,7 +280,7 @@ def not_on_policy_step(run: CheckedRun) -> str:
     """Why the step size is not the on-policy one, within the theorem's bounds; empty where it is."""
     if run.stepsize.kind != "on-policy":
         return "the step size is not the on-policy one"
-    return "; ".join(run.stepsize.violations(run.mdp.n_actions))
+    return "; ".join(run.stepsize.violations(run.mdp.max_actions))
 
 
 def check_updates(run: CheckedRun, checks: Checklist, extra: Ints) -> dict[int, Floats]:
@@ -306,19 +325,22 @@ def _check_policies(run: CheckedRun, checks: Checklist, extra: Ints) -> dict[int
         V (S,) after k updates, for every k that was evaluated.
     """
     chosen = set(run.steps.tolist())
-    wanted = sorted(chosen | {t + 1 for t in chosen} | {0, len(run.trace)} | set(extra.tolist()))
-    gradients = {wanted[0], wanted[len(wanted) // 2], wanted[-1]}
+    close = sorted(chosen | {t + 1 for t in chosen} | {0, len(run.trace)} | set(extra.tolist()))
+    looked_at, gradients = set(close), {close[0], close[len(close) // 2], close[-1]}
     values: dict[int, Floats] = {}
     old: PolicyValues | None = None
     last = -1
-    for k, log_policy in run.trace.policies(wanted):
+    for k, log_policy in run.trace.policies(np.arange(len(run.trace) + 1) if run.every else close):
         new = PolicyValues(run.mdp, log_policy)
         values[k] = new.values
-        _check_policy(run, checks, new, k)
+        if k in looked_at:
+            _check_policy(run, checks, new, k)
         if k in gradients and checks.applies(GRADIENT):
             _check_gradient(run, checks, new, k)
-        if old is not None and last == k - 1 and last in chosen:
-            _check_update(run, checks, new, old, last)
+        if old is not None and last == k - 1:
+            _check_direction(run, checks, new, old, last)
+            if last in chosen:
+                _check_update(run, checks, new, old, last)
         old, last = new, k
     return values
 
@@ -340,20 +362,25 @@ def _check_gradient(run: CheckedRun, checks: Checklist, now: PolicyValues, k: in
     checks.compare(GRADIENT, sides, 8 * np.abs(direction).max() * run.step_rounding, k)
 
 
-def _check_update(run: CheckedRun, checks: Checklist, new: PolicyValues, old: PolicyValues, t: int) -> None:
-    """The lemmas on update t, from policy ``old`` to policy ``new``."""
-    trace, k = run.trace, t + 1
-    sign, batch = trace.update(t)
+def _check_direction(run: CheckedRun, checks: Checklist, new: PolicyValues, old: PolicyValues, t: int) -> None:
+    """Update t, from policy ``old`` to policy ``new``, went where A says, and V fell nowhere."""
+    sign, batch = run.trace.update(t)
     wrong = np.where(sign == 0, np.abs(old.advantage), -sign * old.advantage)[batch]
-    checks.compare(DIRECTION, Sides(wrong, np.zeros_like(wrong)), run.ambiguous, k)
-    if not trace.single:
+    checks.compare(DIRECTION, Sides(wrong, np.zeros_like(wrong)), run.ambiguous, t + 1)
+    if not run.trace.single:
         outside = np.abs(sign[~batch]).astype(float)
-        checks.compare(DIRECTION, Sides(outside, np.zeros_like(outside)), run.ambiguous, k)
-    checks.compare(DIFFERENCE, lemmas.performance_difference(new, old), run.step_rounding, k)
+        checks.compare(DIRECTION, Sides(outside, np.zeros_like(outside)), run.ambiguous, t + 1)
     # An update whose advantage is within rounding of 0 may go either way, and costs at most that much.
     unsure = bool((np.abs(old.advantage[sign != 0]) <= run.ambiguous).any())
     allowed = 2 * run.rounding + (run.ambiguous / (1 - run.mdp.gamma) if unsure else 0.0)
-    checks.compare(LEMMA_1, lemmas.improvement(new, old), allowed, k)
+    checks.compare(LEMMA_1, lemmas.improvement(new, old), allowed, t + 1)
+
+
+def _check_update(run: CheckedRun, checks: Checklist, new: PolicyValues, old: PolicyValues, t: int) -> None:
+    """The other lemmas on update t."""
+    trace, k = run.trace, t + 1
+    sign, _ = trace.update(t)
+    checks.compare(DIFFERENCE, lemmas.performance_difference(new, old), run.step_rounding, k)
     if checks.applies(HALF):
         checks.compare(HALF, lemmas.half_bound(new, old, sign), run.weight_rounding, k)
     if trace.single and trace.sign[t] != 0:
@@ -421,7 +448,8 @@ def _check_fixed_cycle(run: CheckedRun, checks: Checklist, m: int) -> None:
     trace, length, step = run.trace, run.record.cycle_length, run.stepsize
     states, actions = (array[m : m + length] for array in trace.coordinates[:2])
     along = [PolicyValues(run.mdp, row) for _, row in trace.policies(np.arange(m, m + length + 1))]
-    peak, action = np.unravel_index(int(along[0].advantage.argmax()), along[0].advantage.shape)
+    advantage = run.mdp.masked(along[0].advantage)
+    peak, action = np.unravel_index(int(advantage.argmax()), advantage.shape)
     turn = int(np.flatnonzero((states == peak) & (actions == action))[0])
     taken = [(int(states[i]), int(actions[i])) for i in range(turn + 1)]
     probabilities = np.array([along[i].policy[pair] for i, pair in enumerate(taken)])

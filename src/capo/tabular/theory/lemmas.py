@@ -54,7 +54,7 @@ class Sides:
             top, bottom = np.abs(lhs - rhs), np.broadcast_to(rounding, lhs.shape)
         else:
             top, bottom = np.maximum(lhs, 0.0), rhs + rounding
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             ratio = np.where((top == 0) & (bottom >= 0), 0.0, np.where(bottom > 0, top / bottom, np.inf))
         return np.where(np.isnan(ratio) | np.isnan(lhs) | np.isnan(rhs), np.inf, ratio)
 
@@ -113,13 +113,13 @@ class PolicyValues:
 
     @cached_property
     def q(self) -> Floats:
-        """(S, A) Q."""
+        """(S, A) Q; 0 where the action is not allowed."""
         return self.mdp.q_values(self.values)
 
     @cached_property
     def advantage(self) -> Floats:
-        """(S, A) A = Q - V."""
-        return self.q - self.values[:, None]
+        """(S, A) A = Q - V; 0 where the action is not allowed."""
+        return self.mdp.masked(self.q - self.values[:, None], 0.0)
 
     def expected(self, function: Floats) -> Floats:
         """(S,) sum over s' of d_s(s') f(s'), for a function (S,) of the state."""
@@ -169,15 +169,16 @@ def optimal(mdp: MDP, *, first: Any = None, max_iterations: int = 10_000) -> Pol
     soon it ends.
     """
     size = (mdp.n_states, mdp.n_actions)
-    choice = mdp.reward.argmax(axis=1) if first is None else np.asarray(first)
+    choice = mdp.masked(mdp.reward).argmax(axis=1) if first is None else np.asarray(first)
     now = PolicyValues(mdp, _deterministic(choice, size))
     for _ in range(max_iterations):
         # Switch only to an action that is better beyond the rounding of Q, and only while the values improve:
         # ties must not cycle.
         tie = 32 * EPS * float(np.abs(now.values).max())
         kept = np.take_along_axis(now.q, choice[:, None], axis=1)[:, 0]
-        better = now.q.max(axis=1) > kept + tie
-        choice = np.where(better, now.q.argmax(axis=1), choice)
+        q = mdp.masked(now.q)
+        better = q.max(axis=1) > kept + tie
+        choice = np.where(better, q.argmax(axis=1), choice)
         following = PolicyValues(mdp, _deterministic(choice, size)) if better.any() else now
         if not following.values.sum() > now.values.sum():
             return now
@@ -205,9 +206,9 @@ def value_rounding(mdp: MDP, scale: float) -> float:
 
 
 def advantage(mdp: MDP, policy: Floats) -> Floats:
-    """(S, A) A(s, a) = Q(s, a) - V(s) of a policy (S, A)."""
+    """(S, A) A(s, a) = Q(s, a) - V(s) of a policy (S, A); 0 where the action is not allowed."""
     values = mdp.policy_values(policy)
-    return mdp.q_values(values) - values[:, None]
+    return mdp.masked(mdp.q_values(values) - values[:, None], 0.0)
 
 
 def visitation(mdp: MDP, policy: Floats) -> Floats:
@@ -421,7 +422,7 @@ def batch_bound(new: PolicyValues, old: PolicyValues, sign: Any, *, form: Form =
     """
     squares = np.where(np.asarray(sign) > 0, old.advantage**2, 0.0).sum(axis=1)
     visited = new if form == "repaired" else old
-    return Sides(visited.expected(squares) / old.mdp.n_actions, new.values - old.values)
+    return Sides(visited.expected(squares) / old.mdp.max_actions, new.values - old.values)
 
 
 # --- on-policy ------------------------------------------------------------------------------------------------

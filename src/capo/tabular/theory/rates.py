@@ -116,9 +116,9 @@ def cyclic_rate(mdp: MDP, mu: Floats, *, length: int | None = None, form: Form =
     d_s~(s~) >= 1 - gamma, both terms of the minimum carry mu(s~).
 
     Args:
-        length: N, updates in a cycle; by default S*A, more for an almost-cyclic rule.
+        length: N, updates in a cycle; by default the number of pairs, more for an almost-cyclic rule.
     """
-    n = mdp.n_states * mdp.n_actions if length is None else length
+    n = mdp.n_pairs if length is None else length
     g, least = 1 - mdp.gamma, float(mu.min())
     inner = min(least / 2, g / n) if form == "printed" else least * min(0.5, g / n)
     return _rate("cyclic", form, mdp, mu, g**3 / 2 * inner, n)
@@ -126,7 +126,7 @@ def cyclic_rate(mdp: MDP, mu: Floats, *, length: int | None = None, form: Form =
 
 def batch_rate(mdp: MDP, mu: Floats, *, form: Form = "repaired") -> Rate:
     """Theorem 3. c' = (1-g)^3/|A| min mu, for alpha = log 1/pi exactly."""
-    return _rate("batch", form, mdp, mu, (1 - mdp.gamma) ** 3 / mdp.n_actions * float(mu.min()), 1)
+    return _rate("batch", form, mdp, mu, (1 - mdp.gamma) ** 3 / mdp.max_actions * float(mu.min()), 1)
 
 
 def randomized_rate(mdp: MDP, mu: Floats, d_gen: Floats, *, form: Form = "repaired") -> Rate:
@@ -135,7 +135,7 @@ def randomized_rate(mdp: MDP, mu: Floats, d_gen: Floats, *, form: Form = "repair
     Args:
         d_gen: (S, A), or (n, S, A) over n iterations, of which the smallest counts.
     """
-    least = float((np.asarray(d_gen) * mu[:, None]).min())
+    least = float((np.asarray(d_gen) * mu[:, None])[..., mdp.allowed].min())
     return _rate("randomized", form, mdp, mu, (1 - mdp.gamma) ** 3 / 2 * least, 1)
 
 
@@ -224,4 +224,4 @@ def natural_gradient_rate(mdp: MDP, eta: float, k: Any) -> Floats:
     log|A|/(eta k) + 1/((1-gamma)^2 k); infinite before the first step.
     """
     with np.errstate(divide="ignore"):
-        return np.asarray((np.log(mdp.n_actions) / eta + 1 / (1 - mdp.gamma) ** 2) / np.asarray(k, float))
+        return np.asarray((np.log(mdp.max_actions) / eta + 1 / (1 - mdp.gamma) ** 2) / np.asarray(k, float))

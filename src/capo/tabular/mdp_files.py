@@ -1,0 +1,89 @@
+"""MDPs as .npz files: plain arrays and a JSON manifest with a checksum, no pickle."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from capo.errors import CapoError
+from capo.files import atomic_file
+from capo.tabular.archive import manifest_bytes, read_arrays, read_manifest
+
+FORMAT, WITH_ACTIONS = "capo-mdp-1", "capo-mdp-2"  # the second has action sets, which older versions cannot read
+FOREIGN = ("transition", "reward", "gamma", "start", "terminal", "actions")
+
+
+def checksum(arrays: Mapping[str, Any]) -> str:
+    """SHA-256 of names, types, shapes and contents."""
+    digest = hashlib.sha256()
+    for key in sorted(arrays):
+        array = np.ascontiguousarray(arrays[key])
+        digest.update(f"{key}:{array.dtype.str}:{array.shape};".encode())
+        digest.update(array.reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+def with_suffix(path: str | Path) -> Path:
+    """The path with .npz at its end."""
+    target = Path(path)
+    return target if target.suffix == ".npz" else target.with_name(target.name + ".npz")
+
+
+def write(path: str | Path, arrays: Mapping[str, Any], facts: Mapping[str, Any]) -> Path:
+    """Write an MDP's arrays and its name, gamma and reward map."""
+    target = with_suffix(path)
+    name = WITH_ACTIONS if "actions" in arrays else FORMAT
+    manifest = {"format": name, **facts, "sha256": checksum(arrays)}
+    with atomic_file(target) as file:
+        np.savez_compressed(file, manifest=manifest_bytes(manifest), **arrays)
+    return target
+
+
+def read(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The arguments of an MDP, and what its constructor cannot be told: ``terminal`` and ``reward_map``.
+
+    The second is empty for files that :func:`write` did not write.
+    """
+    target = Path(path)
+    if not target.exists():
+        target = with_suffix(target) if with_suffix(target).exists() else target  # the name `write` gave it
+    arrays = read_arrays(target)
+    if "manifest" in arrays:
+        return _saved(target, arrays)
+    missing = [key for key in FOREIGN[:3] if key not in arrays]
+    if missing:
+        raise CapoError(
+            f"{target} has no {', '.join(missing)}: an .npz needs arrays transition (S, A, S), reward "
+            f"(S, A) or (S, A, S) and gamma, and optionally start, terminal and actions; it has {sorted(arrays)}"
+        )
+    return {key: arrays[key] for key in FOREIGN if key in arrays} | {"name": target.stem}, {}
+
+
+def _saved(target: Path, arrays: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    manifest = read_manifest(target, arrays.pop("manifest"), (FORMAT, WITH_ACTIONS))
+    if manifest.get("sha256") != checksum(arrays):
+        raise CapoError(f"{target} is damaged: its checksum does not match its arrays")
+    try:
+        reward, start = arrays["reward"], arrays["start"]
+        scale, shift = (float(number) for number in manifest["reward_map"])
+        if reward.ndim != 2 or start.shape != reward.shape[:1] or not math.isfinite(scale + shift):
+            raise ValueError(f"rewards of shape {reward.shape}, a start distribution of shape {start.shape}")
+        transition = arrays.get("transition")
+        if transition is None:
+            parts = tuple(arrays[name] for name in ("data", "indices", "indptr"))
+            transition = sp.csr_array(parts, shape=(reward.size, len(start)))
+            transition.check_format(full_check=True)  # an index outside the matrix would read foreign memory
+        terminal = arrays["terminal"]
+        if terminal.dtype != np.bool_ or terminal.shape != start.shape:
+            raise ValueError(f"terminal states of shape {terminal.shape}")
+        arguments = {"gamma": manifest["gamma"], "name": str(manifest["name"]), "actions": arrays.get("actions")}
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise CapoError(f"{target} is damaged: {type(error).__name__}: {error}") from error
+    arguments |= {"transition": transition, "reward": reward, "start": start}
+    return arguments, {"terminal": terminal, "ends": arrays.get("ends"), "reward_map": (scale, shift)}

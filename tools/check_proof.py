@@ -1,0 +1,159 @@
+"""Check a proof written by capo, with numpy alone: python check_proof.py PROOF.npz MDP.npz [--exact]
+
+The MDP: gamma, reward(s, a) and the positive weights p(s, a, s') are the doubles stored in MDP.npz, exactly. The
+probabilities are p(s, a, s') / sum of p(s, a, .), in exact arithmetic, and a policy is w(s, a) / sum of w(s, .).
+The claims, at every covered state:  V_pi >= v + lower,  V* <= v + upper,  V* - V_pi <= gap_bound.
+They follow from  lower (1 - gamma) <= T_pi v - v  and  Q(v) - v <= upper (1 - gamma).  Both sides are computed in
+floating point with a bound on every rounding error, or, with --exact, in rational arithmetic.
+"""
+
+import hashlib
+import json
+import sys
+import zipfile
+from fractions import Fraction
+
+import numpy as np
+
+UNIT = 2.0**-53  # the greatest relative error of one operation
+TINY = 2.0**-1000  # more than all underflows of a sum together
+BLOCK = 1 << 20  # transitions handled at once
+MOST_BYTES = 1 << 36
+
+
+def load(path, formats):
+    """The arrays of an .npz and its manifest; nothing is unpickled, and sizes are checked first."""
+    with zipfile.ZipFile(path) as archive:
+        size = sum(member.file_size for member in archive.infolist())
+    if size > MOST_BYTES:
+        raise ValueError(f"{path} would take {size} bytes")
+    with np.load(path, allow_pickle=False) as archive:
+        arrays = {name: archive[name] for name in archive.files}
+    manifest = json.loads(arrays.pop("manifest").tobytes())
+    if manifest["format"] not in formats:
+        raise ValueError(f"{path} has format {manifest['format']}")
+    return arrays, manifest
+
+
+def sha256(array, dtype):
+    return hashlib.sha256(np.ascontiguousarray(array, dtype).reshape(-1).view(np.uint8).data).digest()
+
+
+def read_mdp(path):
+    """gamma, reward and allowed (S, A), first (pairs + 1,), successor and weight (entries,), and the digest."""
+    arrays, manifest = load(path, ("capo-mdp-1", "capo-mdp-2"))
+    reward, gamma = arrays["reward"] + 0.0, float(manifest["gamma"])
+    n_states, n_actions = reward.shape
+    if "transition" in arrays:
+        rows = arrays["transition"].reshape(n_states * n_actions, n_states)
+        pair, successor = np.nonzero(rows)
+        weight, width = rows[pair, successor], np.bincount(pair, minlength=len(rows))
+    else:
+        successor, weight, width = arrays["indices"], arrays["data"], np.diff(arrays["indptr"])
+    allowed = arrays.get("actions", np.ones(reward.shape, bool))
+    first = np.concatenate([[0], np.cumsum(width, dtype=np.int64)])
+    sound = len(width) == reward.size and allowed.shape == reward.shape and allowed.any(axis=1).all()
+    sound = sound and (width >= 0).all() and first[-1] == len(successor) == len(weight)
+    sound = sound and ((width > 0) == allowed.ravel()).all() and 0 <= successor.min() <= successor.max() < n_states
+    if not (sound and 0 < gamma < 1 and np.isfinite(reward).all() and (weight > 0).all() and (weight <= 2).all()):
+        raise ValueError(f"{path} is not an MDP")
+    head = f"capo-mdp-digest-1:{n_states}:{n_actions}:{gamma.hex()}:".encode()
+    columns = ((reward, "<f8"), (allowed, "|b1"), (width, "<i8"), (successor, "<i8"), (weight, "<f8"))
+    digest = hashlib.sha256(head + b"".join(sha256(*column) for column in columns)).hexdigest()
+    return gamma, reward, allowed, first, successor, weight, digest
+
+
+def read_proof(path, shape, digest):
+    """Policy weights (S, A), v (S,), the covered states (S,) and the claims."""
+    arrays, claims = load(path, ("capo-proof-1",))
+    policy, values, covered = arrays["policy"], arrays["values"], arrays["covered"]
+    if (policy.dtype, values.dtype, covered.dtype) != (np.float64, np.float64, np.bool_):
+        raise ValueError("an array has the wrong type")
+    if policy.shape != shape or values.shape != shape[:1] or covered.shape != shape[:1] or not covered.any():
+        raise ValueError("an array has the wrong shape")
+    said = claims.pop("sha256")
+    parts = ((policy, "<f8"), (values, "<f8"), (covered, "|b1"))
+    text = json.dumps(claims, sort_keys=True).encode()
+    if said != hashlib.sha256(text + b"".join(sha256(*part) for part in parts)).hexdigest():
+        raise ValueError("the checksum does not match: the file was changed")
+    if claims["mdp"] != digest:
+        raise ValueError("the proof is about another MDP")
+    total = policy.sum(axis=1)
+    if not (np.isfinite(values).all() and (policy >= 0).all() and (total > 0.5).all() and (total < 2).all()):
+        raise ValueError("the policy or the values are not finite, or the policy is not a distribution")
+    return policy, values, covered, claims
+
+
+def residuals(mdp, policy, values, covered):
+    """A lower bound on T_pi v - v and an upper bound on Q(v) - v over the covered states, rounded outward."""
+    gamma, reward, allowed, first, successor, weight, _ = mdp
+    n_states, n_actions = reward.shape
+    low, high, start = np.inf, -np.inf, 0
+    while start < n_states:
+        end = int(np.searchsorted(first[::n_actions], first[start * n_actions] + BLOCK, side="right")) - 1
+        end = max(start + 1, end)
+        pairs = np.flatnonzero(allowed[start:end]) + start * n_actions
+        entries = slice(first[start * n_actions], first[end * n_actions])
+        count, at = first[pairs + 1] - first[pairs], first[pairs] - entries.start
+        state, target, p = pairs // n_actions, successor[entries], weight[entries]
+        if (np.repeat(covered[state], count) & ~covered[target]).any():
+            raise ValueError("the covered states can be left")
+        change = p * (values[target] - np.repeat(values[state], count))
+        total, part = np.add.reduceat(p, at), gamma * np.add.reduceat(np.abs(change), at)
+        r, own = reward.ravel()[pairs], (1 - gamma) * values[state]
+        advantage = r + gamma * (np.add.reduceat(change, at) / total) - own
+        error = 1.001 * (2 * count + 6) * UNIT * (np.abs(r) + part / total + np.abs(own)) + TINY
+        above, below = np.nextafter(advantage + error, np.inf), np.nextafter(advantage - error, -np.inf)
+        lows = np.zeros((end - start, n_actions))
+        lows.ravel()[pairs - start * n_actions] = below
+        w, here = policy[start:end], covered[start:end]
+        if (w[~allowed[start:end]] != 0).any():
+            raise ValueError("the policy takes an action that is not allowed")
+        size = 1.001 * (2 * n_actions + 2) * UNIT * (w * np.abs(lows)).sum(axis=1) / w.sum(axis=1) + TINY
+        followed = np.nextafter((w * lows).sum(axis=1) / w.sum(axis=1) - size, -np.inf)
+        if not (np.isfinite(above).all() and np.isfinite(followed).all()):
+            raise ValueError("the values are too large")
+        low = min(low, followed[here].min(initial=np.inf))
+        high = max(high, above[covered[state]].max(initial=-np.inf))
+        start = end
+    return Fraction(float(low)), Fraction(float(high))
+
+
+def exact_residuals(mdp, policy, values, covered):
+    """The same without rounding."""
+    gamma, reward, allowed, first, successor, weight, _ = mdp
+    v, w = [Fraction(x) for x in values.tolist()], policy.tolist()
+    low, high = [], []
+    for s in np.flatnonzero(covered).tolist():
+        followed, total = Fraction(0), sum(map(Fraction, w[s]))
+        for a in np.flatnonzero(allowed[s]).tolist():
+            pair = s * reward.shape[1] + a
+            p = [Fraction(x) for x in weight[first[pair] : first[pair + 1]].tolist()]
+            onward = [v[t] for t in successor[first[pair] : first[pair + 1]].tolist()]
+            mean = sum(x * y for x, y in zip(p, onward, strict=True)) / sum(p)
+            high.append(Fraction(float(reward[s, a])) + Fraction(gamma) * mean - v[s])
+            followed += Fraction(w[s][a]) / total * high[-1]
+        low.append(followed)
+    return min(low), max(high)
+
+
+def main(arguments):
+    exact = "--exact" in arguments
+    proof, mdp_file = (argument for argument in arguments if argument != "--exact")
+    mdp = read_mdp(mdp_file)
+    policy, values, covered, claims = read_proof(proof, mdp[1].shape, mdp[-1])
+    low, high = residuals(mdp, policy, values, covered)  # checks the covered states and the action sets, too
+    low, high = exact_residuals(mdp, policy, values, covered) if exact else (low, high)
+    left = 1 - Fraction(mdp[0])
+    lower, upper, gap = (Fraction(float(claims[name])) for name in ("lower", "upper", "gap_bound"))
+    held = low / left >= lower and high / left <= upper and (high - low) / left <= gap
+    print(f"{'proved' if held else 'NOT PROVED'}: V* - V_pi <= {float(gap):.17g} at {covered.sum()} states")
+    print(f"recomputed {'exactly' if exact else 'with rounding bounds'}: {float((high - low) / left):.17g}")
+    return 0 if held else 1
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except Exception as problem:
+        sys.exit(f"NOT PROVED: {type(problem).__name__}: {problem}")
