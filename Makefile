@@ -3,12 +3,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 JOBS ?= 2
 
-.PHONY: demo test test-fast oracles coverage test-page lint docs docs-serve architecture wheel-check bench clean
+.PHONY: demo test test-fast test-cluster oracles coverage test-page lint docs docs-serve architecture wheel-check bench clean
 
 .venv/.installed: pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet -e '.[gym,minatar,report,dev]'
+	$(BIN)/pip install --quiet -e '.[gym,minatar,report,tune,dev]'
 	touch $@
 
 .venv/.docs: .venv/.installed
@@ -23,11 +23,15 @@ TORCH := 'torch==2.13.0'
 	$(BIN)/pip install --quiet -e '.[peers]'
 	touch $@
 
+.venv/.cluster: .venv/.installed
+	$(BIN)/pip install --quiet -e '.[cluster]'
+	touch $@
+
 .venv-oracles/.installed: pyproject.toml
 	$(PYTHON) -m venv .venv-oracles
 	.venv-oracles/bin/pip install --quiet --upgrade pip
 	.venv-oracles/bin/pip install --quiet $(TORCH)
-	.venv-oracles/bin/pip install --quiet -e '.[gym,minatar,report,dev,oracles]'
+	.venv-oracles/bin/pip install --quiet -e '.[gym,minatar,report,tune,dev,oracles]'
 	touch $@
 
 demo: .venv/.installed
@@ -43,6 +47,10 @@ FAST := tests/docs tests/report tests/tabular $(wildcard tests/test_*.py) \
   $(wildcard tests/neural/test_checkpoint.py tests/neural/test_config.py tests/neural/test_re[pt]*.py)
 test-fast: .venv/.installed
 	$(BIN)/pytest -n $(JOBS) -m 'not oracle and not slow' $(FAST)
+
+# Sweeps on a Ray cluster of three nodes on this machine, some of which are killed: about three minutes.
+test-cluster: .venv/.cluster
+	$(BIN)/pytest -m cluster tests/sweeps
 
 # The tests that compare with other libraries (Stable-Baselines3, rlax, rliable, TensorBoard), in a venv of their own.
 oracles: .venv-oracles/.installed

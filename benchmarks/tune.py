@@ -5,13 +5,9 @@
     python benchmarks/tune.py --out results/tuning/NAME.json --table     only print the table of finished rows
 
 --base changes a preset for all of them; each of --settings is compared on top of it (``-`` changes nothing). They
-may change numbers that enter the program as numbers: learning rate, discount, lambda, epsilon and so on (NUMBERS),
-and six that are not settings of NCAPO: ``advantage_lambda``, the lambda of the returns behind the actor's
-advantages itself (``actor_lambda`` is a fraction of ``retrace_lambda``); ``replay_share``, the newest part of the
-replay that batches are drawn from; ``advantage_power``, the power of |A| in its weight; ``entropy_decay``, the
-part of the entropy's weight that is gone at the end of the run (linearly); ``epsilon_spread``, by what factor the
-epsilons of the environments are below and above the usual one; ``learning_rate_power``, of the linear schedule (2:
-quadratic). Whatever changes a shape belongs to --base.
+may change what the program takes as arguments: learning rate, discount, lambda, epsilon ... (*one program* in
+the settings reference). Whatever changes a shape belongs to --base. ``capo tune`` searches by itself; this program
+compares settings that somebody chose, on several games.
 
 A row has the mean return of the episodes of training in each quarter of the run, and of 32 whole episodes per
 seed after it, with sampled actions and no epsilon (and with the best actions, which the table leaves out). The
@@ -26,7 +22,6 @@ import json
 import math
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,111 +31,16 @@ import numpy as np
 
 from capo import envs
 from capo.experiments.results import write_result
-from capo.neural.algorithms import ncapo
 from capo.neural.algorithms.ncapo import NCAPOAlgorithm, NCAPOConfig
-from capo.neural.algorithms.settings import override
-from capo.neural.learners.jitted import JittedLearner
-from capo.neural.parts import policies, replay
+from capo.neural.algorithms.settings import field_kinds, override
+from capo.neural.learners.trials import TrialsLearner
 from capo.provenance import provenance
 
 GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
-EXTRA = {
-    "advantage_lambda": -1.0,
-    "advantage_power": 1.0,
-    "entropy_decay": 0.0,
-    "epsilon_spread": 1.0,
-    "learning_rate_power": 1.0,
-    "replay_share": 1.0,
-}
-NUMBERS = (
-    "actor_lambda",
-    "critic_coefficient",
-    "entropy",
-    "epsilon_final",
-    "epsilon_start",
-    "gamma",
-    "learning_rate",
-    "max_grad_norm",
-    "retrace_lambda",
-    "tau_policy",
-    "tau_q",
-    *EXTRA,
-)
+NUMBERS = [name for name, kind in field_kinds(NCAPOConfig).items() if kind.traced]
 EPISODES = 32
 
-Array = Any
 Row = dict[str, Any]
-
-
-class Traced:
-    """Settings with some values replaced by traced ones."""
-
-    def __init__(self, config: Any, **values: Array) -> None:
-        self.__dict__ |= {"_config": config} | values
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._config, name)
-
-
-class SideBySide(JittedLearner):
-    """A learner whose seeds have settings of their own.
-
-    Args:
-        numbers: name to (K,) values, one a seed.
-    """
-
-    def __init__(self, env: Any, config: NCAPOConfig, numbers: dict[str, np.ndarray[Any, Any]]) -> None:
-        self._numbers = numbers
-        super().__init__(NCAPOAlgorithm(config, env), env, len(next(iter(numbers.values()))))
-        ncapo.replay.draw = self._draw  # type: ignore[attr-defined]
-        ncapo.actor_target = self._actor_target
-        policies.mix_uniform = self._mix_uniform
-
-    def _begin(self, params: Any, keys: Array) -> Any:
-        state = super()._begin(params, keys)
-        return replace(state, target=state.target | {"numbers": self._numbers})
-
-    def _iterate(self, state: Any, iteration: Array) -> Any:
-        numbers = state.target["numbers"]
-        state = replace(state, target={name: net for name, net in state.target.items() if name != "numbers"})
-        config: Any = Traced(self.config, **(EXTRA | numbers))
-        progress = iteration * self.frames_per_iteration / config.horizon
-        part = config.advantage_lambda / config.retrace_lambda
-        self.algorithm.config = Traced(
-            config,
-            actor_lambda=jnp.where(config.advantage_lambda < 0, config.actor_lambda, part),
-            entropy=config.entropy * (1 - config.entropy_decay * progress),
-            learning_rate=config.learning_rate * (1 - progress) ** (config.learning_rate_power - 1),
-        )
-        state, metrics = super()._iterate(state, iteration)
-        self.algorithm.config = self.config
-        return replace(state, target=state.target | {"numbers": numbers}), metrics
-
-    def _draw(self, spec: replay.ReplaySpec, key: Array, iteration: Array, shape: tuple[int, ...]) -> Array:
-        """Like replay.draw, from the newest part of the replay."""
-        iteration = iteration % spec.clear_every if spec.clear_every else iteration
-        held = jnp.minimum(iteration + 1, spec.n_iterations)
-        share = jnp.ceil(spec.n_iterations * self.algorithm.config.replay_share)
-        newest = jnp.clip(share, 1, held).astype(jnp.int32)
-        age_key, env_key = jax.random.split(key)
-        age = jnp.minimum((jax.random.uniform(age_key, shape) * newest).astype(jnp.int32), newest - 1)
-        return (iteration - age) % spec.n_iterations * spec.n_envs + jax.random.randint(
-            env_key, shape, 0, spec.n_envs
-        )
-
-    def _mix_uniform(self, pi: Array, epsilon: Array) -> Array:
-        """Like policies.mix_uniform, with an epsilon of its own for every environment: a geometric ladder."""
-        rung = jnp.linspace(-1.0, 1.0, pi.shape[0])[:, None]
-        return MIX_UNIFORM(pi, jnp.minimum(epsilon * self.algorithm.config.epsilon_spread**rung, 1.0))
-
-    def _actor_target(self, log_pi: Array, advantage: Array, config: Any) -> Array:
-        """Like ncapo.actor_target, with a power of |A|."""
-        size = jnp.abs(advantage)
-        weight = jnp.where(size > 0, (size + 1e-8) ** config.advantage_power, 0.0)
-        return ACTOR_TARGET(log_pi, jnp.sign(advantage) * weight, self.config)
-
-
-ACTOR_TARGET, MIX_UNIFORM = ncapo.actor_target, policies.mix_uniform
 
 
 def changes(text: str) -> dict[str, str]:
@@ -160,24 +60,16 @@ def compare(game: str, options: argparse.Namespace) -> list[Row]:
             f"not a number of the program: {', '.join(sorted(unknown))}; there are {', '.join(NUMBERS)}"
         )
 
-    lambdas = [
-        setting.get("retrace_lambda", config.retrace_lambda)
-        for setting in settings
-        if "advantage_lambda" in setting
-    ]
-    if any(float(each) == 0 for each in lambdas):
-        raise SystemExit("advantage_lambda needs a retrace_lambda above 0")
-
-    def column(name: str) -> np.ndarray[Any, Any]:
-        usual = EXTRA.get(name, getattr(config, name, None))
-        return np.repeat([np.float32(setting.get(name, usual)) for setting in settings], options.seeds)
-
-    used = sorted({name for setting in settings for name in setting} | {"learning_rate"})
-    learner = SideBySide(env, config, {name: column(name) for name in used})
-    seeds = list(range(options.first_seed, options.first_seed + options.seeds)) * len(settings)
+    used = sorted({name for setting in settings for name in setting})
+    trials = [{name: float(value) for name, value in setting.items()} for setting in settings]
+    for trial in trials:
+        override(config, trial)  # checks the values
+    chosen = range(options.first_seed, options.first_seed + options.seeds)
+    learner = TrialsLearner(NCAPOAlgorithm(config, env), env, used, len(trials) * options.seeds)
+    seeds = list(chosen) * len(trials)
     compile_seconds = learner.compile()
     print(f"{game}: compiled in {compile_seconds:.0f} s", file=sys.stderr, flush=True)
-    state = learner.init(seeds)
+    state: Any = learner.start(trials, chosen)
     iterations, quarters, begin = options.frames // learner.frames_per_iteration, [], time.perf_counter()
     for quarter in range(4):
         count = iterations * (quarter + 1) // 4 - iterations * quarter // 4

@@ -37,8 +37,9 @@ FLOORS: tuple[Mapping[str, tuple[str, ...]], ...] = (
     {"update": ("capo.update",)},
     {"tabular": ("capo.tabular",), "envs": ("capo.envs",), "runs": ("capo.runs",)},
     {"neural": ("capo.neural",)},
+    {"sweeps": ("capo.sweeps",)},
     {"capo": ("capo",)},  # the package itself: its __init__ names both halves
-    {"report": ("capo.report",), "sweeps": ("capo.sweeps",)},
+    {"report": ("capo.report",)},
     {"experiments": ("capo.experiments",)},
     {"commands": ("capo.commands", "capo.cli", "capo.__main__")},
 )

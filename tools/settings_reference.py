@@ -9,7 +9,7 @@ import textwrap
 from typing import Any, get_args, get_type_hints
 
 from capo.neural.algorithms.registry import ROWS, find
-from capo.neural.algorithms.settings import Settings
+from capo.neural.algorithms.settings import Kind, Settings, field_kinds
 
 _GAME, _OTHER = "minatar-breakout", "CartPole-v1"
 
@@ -33,10 +33,10 @@ def table(name: str) -> str:
     """The settings of one algorithm as a table in Markdown."""
     config = find(name).settings
     presets = config.PRESETS
-    words, hints = sentences(config), get_type_hints(config)
+    words, hints, kinds = sentences(config), get_type_hints(config), field_kinds(config)
     lines = [
-        f"| setting | {' | '.join(f'`{preset}`' for preset in presets)} | `default` elsewhere | meaning |",
-        "|---" * (len(presets) + 3) + "|",
+        f"| setting | {' | '.join(f'`{name}`' for name in presets)} | `default` elsewhere | tuning | meaning |",
+        "|---" * (len(presets) + 4) + "|",
     ]
     games = [config.preset(preset, _GAME) for preset in presets]
     other = config.preset("default", _OTHER)
@@ -46,8 +46,17 @@ def table(name: str) -> str:
         differs = elsewhere != values[presets.index("default")]
         cells = [*(_show(value) for value in values), _show(elsewhere) if differs else "-"]
         allowed = "" if not get_args(hints[field.name]) else f" One of {', '.join(get_args(hints[field.name]))}."
+        cells.append(_tuning(kinds[field.name]))
         lines.append(f"| `{field.name}` | {' | '.join(cells)} | {_escape(words[field.name])}{allowed} |")
     return "\n".join(lines)
+
+
+def _tuning(kind: Kind) -> str:
+    """How `capo tune` treats a setting: the range it searches, and whether its trials are one program."""
+    range_ = "" if kind.search is None else str(kind.search)
+    if not kind.traced:
+        return range_ or "-"
+    return f"{range_}; one program" if range_ else "one program"
 
 
 def _escape(text: str) -> str:

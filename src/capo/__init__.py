@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from capo.neural.algorithms.ppo import PPO
     from capo.neural.algorithms.rainbow import Rainbow
     from capo.neural.algorithms.registry import load
+    from capo.sweeps.sweep import sweep
+    from capo.sweeps.tuning import tune
     from capo.tabular import baselines, mdps, theory
     from capo.tabular.mdp import MDP
     from capo.tabular.proof import prove, verify
@@ -37,17 +39,22 @@ __all__ = [
     "prove",
     "solve",
     "solve_many",
+    "sweep",
     "theory",
+    "tune",
     "verify",
 ]
 
-_TABULAR = {
-    "MDP": "mdp",
-    "Result": "solver",
-    "prove": "proof",
-    "solve": "solver",
-    "solve_many": "solver",
-    "verify": "proof",
+_PARTS = {
+    "MDP": "tabular.mdp",
+    "Result": "tabular.solver",
+    "StepSize": "update",
+    "prove": "tabular.proof",
+    "solve": "tabular.solver",
+    "solve_many": "tabular.solver",
+    "sweep": "sweeps.sweep",
+    "tune": "sweeps.tuning",
+    "verify": "tabular.proof",
 }
 
 
@@ -59,12 +66,10 @@ def __getattr__(name: str) -> Any:
 
 
 def _find(name: str) -> Any:
-    if name in _TABULAR:
-        return getattr(import_module(f"capo.tabular.{_TABULAR[name]}"), name)
+    if name in _PARTS:
+        return getattr(import_module(f"capo.{_PARTS[name]}"), name)
     if name in ("baselines", "mdps", "theory"):
         return import_module(f"capo.tabular.{name}")
-    if name == "StepSize":
-        return import_module("capo.update").StepSize
     if name == "load" or name[:1].isupper():
         from capo.neural.algorithms import registry
 

@@ -29,7 +29,7 @@ examples:
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands."""
-    from capo.commands import bench, evaluate, report, reproduce, resume, solve, train, verify, watch
+    from capo.commands import bench, evaluate, report, reproduce, resume, solve, sweep, train, tune, verify, watch
 
     parser = argparse.ArgumentParser(
         prog="capo",
@@ -39,7 +39,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"capo {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (train, resume, evaluate, watch, report, solve, verify, reproduce, bench):
+    for command in (train, resume, evaluate, watch, report, sweep, tune, solve, verify, reproduce, bench):
         command.add_parser(subparsers)
     return parser
 

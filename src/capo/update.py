@@ -140,7 +140,7 @@ class StepSize:
         if self.kind == "fixed":
             alpha = xp.full_like(log_pi, self.eta)
         elif self.kind == "clipped":
-            alpha = xp.minimum(-log_pi, self.clip)
+            alpha = clipped_step(log_pi, self.clip)
         elif self.kind == "log":
             alpha = -self.multiple * log_pi
         elif counts is None:
@@ -157,6 +157,12 @@ class StepSize:
 
 
 LOG = StepSize("log")
+
+
+def clipped_step(log_pi: A, clip: Other) -> A:
+    """min(log 1/pi, clip), the step size ``clipped``: (..., A) to (..., A)."""
+    smaller: A = _namespace(log_pi).minimum(-log_pi, clip)
+    return smaller
 
 
 def coordinate_update(log_pi: A, sign: Other, alpha: Other) -> A:

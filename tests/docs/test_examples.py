@@ -29,7 +29,7 @@ def test_python_blocks_run_as_they_stand(page: Path, tmp_path: Path, monkeypatch
     for block in blocks(page.read_text("utf-8")):
         if block.language == "python" and block.run:
             code = compile(
-                "\n" * (block.line - 1) + block.text, str(page), "exec"
+                "\n" * (block.line - 1) + block.text, str(page), "exec", dont_inherit=True
             )  # tracebacks show the page's lines
             exec(code, namespace)
 

@@ -193,3 +193,35 @@ def test_screenshots(browser: Browser, page: Path) -> None:
     for name in ("desktop", "phone"):
         assert (SCREENSHOTS / f"{name}.png").stat().st_size > 20_000
     assert browser.complaints == []
+
+
+def test_a_sweep_is_filtered_and_coloured_by_setting(browser: Browser, tmp_path: Path) -> None:
+    for rate in (1e-3, 3e-4):
+        for clip in (1.0, 5.0):
+            settings = {"gamma": 0.99, "learning_rate": rate, "clip": clip}
+            make_run(tmp_path / "jobs" / f"{rate}-{clip}", config=settings, top=2e4 * rate + clip)
+    (tmp_path / "sweep.toml").write_text("")
+    assert main(["report", str(tmp_path), "--out", str(tmp_path / "page.html")]) == 0
+    browser.open(tmp_path / "page.html", 1280, 900)
+    curves = "document.querySelectorAll('#curves path.curve').length"
+    browser.wait(f"{curves} === 4")
+    first = browser.evaluate("document.querySelector('#final tbody th').innerText")
+    assert first == "NCAPO, learning_rate=0.001, clip=5.0", "the best one"
+    colours = (
+        "new Set([...document.querySelectorAll('#curves path.curve')].map(e => e.getAttribute('stroke'))).size"
+    )
+    assert browser.evaluate(colours) == 4
+    browser.click("input[name=by][value=clip]")
+    browser.wait(f"{curves} === 4 && {colours} === 2")
+    browser.screenshot(SCREENSHOTS / "sweep.png")
+    browser.evaluate("document.getElementById('show-learning_rate-0.001').click()")
+    browser.wait(f"{curves} === 2")
+    assert browser.evaluate("document.querySelectorAll('#final tbody tr').length") == 2
+    assert browser.evaluate("document.activeElement.id") in ("", "show-learning_rate-0.001")
+    cells = browser.evaluate(
+        "[...document.querySelectorAll('#marginals tbody tr')].map(r => r.cells[2].innerText)"
+    )
+    assert cells == ["2", "0", "1", "1"], "combinations shown, by value"
+    browser.evaluate("document.getElementById('show-learning_rate-0.0003').click()")
+    browser.wait("document.querySelector('#curves').innerText.includes('No curve is chosen')")
+    assert browser.complaints == []

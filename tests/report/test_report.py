@@ -400,3 +400,52 @@ def test_the_papers_numbers_are_there() -> None:
         assert (np.diff(frames) > 0).all()
         end = paper.final(f"minatar-{game}", algorithm)
         assert end == pytest.approx(returns[-1], abs=0.5), (game, algorithm)
+
+
+def make_sweep(path: Path) -> Path:
+    """Two settings with two values each; the seeds of each combination in two jobs."""
+    for rate in (1e-3, 3e-4):
+        for clip in (1.0, 5.0):
+            for seeds in ((0, 1), (2, 3)):
+                settings = {"gamma": 0.99, "learning_rate": rate, "clip": clip}
+                make_run(
+                    path / "jobs" / f"job-{rate}-{clip}-{seeds[0]}",
+                    seeds=seeds,
+                    config=settings,
+                    top=1e4 * rate + clip,
+                )
+    (path / "sweep.toml").write_text("")
+    return path
+
+
+def test_a_sweep_is_named_and_chosen_by_its_settings(tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path / "sweep")
+    (sweep / "jobs" / "bad").mkdir()
+    (sweep / "jobs" / "bad" / "failed.txt").write_text("no such thing\n")
+    found = make_page(sweep)
+    (environment,) = found["environments"]
+    assert environment["choices"] == [
+        {"name": "learning_rate", "values": ["0.0003", "0.001"]},
+        {"name": "clip", "values": ["1.0", "5.0"]},
+    ]
+    assert {one["label"] for one in environment["series"]} == {
+        f"NCAPO, learning_rate={rate}, clip={clip}" for rate in ("0.0003", "0.001") for clip in ("1.0", "5.0")
+    }
+    assert all(one["row"]["finished"] == 4 for one in environment["series"]), "the seeds of two jobs"
+    assert all(one["values"]["algorithm"] == "NCAPO" for one in environment["series"])
+    assert any("the job failed: no such thing" in text for text in found["problems"])
+    assert make_page(make_run(tmp_path / "run"))["environments"][0]["choices"] == []
+
+
+def test_a_sweep_that_has_not_begun_is_said(tmp_path: Path) -> None:
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "sweep.toml").write_text("")
+    with pytest.raises(CapoError, match="no job of this sweep has begun"):
+        sources.read([tmp_path])
+
+
+def test_many_combinations_are_not_compared_pair_by_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "MOST_PAIRS", 3)
+    (environment,) = make_page(make_sweep(tmp_path))["environments"]
+    assert environment["improvement"] is None
+    assert len(environment["series"]) == 4

@@ -14,6 +14,7 @@ EXAMPLES = """examples:
   capo report runs/ncapo runs/ppo --out compare.html    several, on one page
   capo report runs                                      every run in a folder
   capo report results/minatar                           what `capo reproduce minatar` wrote
+  capo report runs/tune                                 what `capo tune` found: history, importance, settings
 
 The page is one file: it opens without a network and is easy to send. Runs with the same algorithm and settings
 become one curve over all their seeds; with several environments, the page lets you choose one. A GIF in a run's
@@ -31,7 +32,7 @@ def add_parser(subparsers: Subparsers) -> None:
         description="Make one HTML page from the folders of runs: curves, final scores with intervals, settings.",
         epilog=EXAMPLES,
     ).add_argument
-    option("folders", nargs="+", type=Path, metavar="DIR", help="folders of runs, or of results")
+    option("folders", nargs="+", type=Path, metavar="DIR", help="folders of runs, sweeps, tunings or results")
     option("--out", type=Path, default=Path("report.html"), metavar="HTML", help="the page (default: report.html)")
 
 

@@ -52,6 +52,8 @@ _OWN_OPTIONS: dict[str, dict[str, Any]] = {
         "metavar": "N",
         "help": "trainings at a time, each in its own process; they share the GPU's memory (default: 1)",
     },
+    "on": {"metavar": "ENGINE", "help": "local, auto (this machine's Ray cluster), ray://HOST:PORT or HOST:PORT"},
+    "gpus": {"type": float, "metavar": "G", "help": "on Ray: GPUs of one training, such as 0.33 (default: 0)"},
 }
 _EXAMPLES = """\
 examples:
@@ -62,6 +64,7 @@ examples:
   capo reproduce minatar --games breakout asterix --algos ncapo ppo --frames 1e6 --seeds 5
   capo reproduce minatar --algos ncapo:official ncapo:default ppo    two presets of one algorithm in one figure
   capo reproduce minatar --workers 3     three trainings at a time on one GPU
+  capo reproduce minatar --on auto --gpus 0.33    on a Ray cluster, three trainings per GPU
   capo reproduce ablation --part chain   one part alone; the other one is --part game
 
 Every experiment first writes its data (CSV and JSON, with settings, seeds, versions and commit), then prints its

@@ -27,6 +27,7 @@ EXAMPLES = """examples:
   capo train CartPole-v1 --frames 200000 --seeds 3 --set gamma=0.98 --set width=128
   capo train minatar-asterix --preset paper --checkpoint-every 500000 --keep 2
   capo train CartPole-v1 --frames 100000 --eval-every 10000 --eval-episodes 20
+  capo train minatar-breakout --preset runs/tune/preset.toml
 
 Ctrl-C, SIGTERM or SIGHUP writes a checkpoint at the next log point and stops; 'capo resume DIR' continues.
 """
@@ -45,11 +46,12 @@ def add_parser(subparsers: Subparsers) -> None:
     option = parser.add_argument
     envs = "minatar-breakout, another MinAtar game, or a Gymnasium id with discrete actions"
     frames = f"(default: {FRAMES}; {FRAMES_HOST} on Gymnasium environments, which are slower)"
+    start = "settings to start from, or a preset file (.toml) such as `capo tune` writes"
     interval = "how often to checkpoint: 60s, 5m, 1h, or a number of frames (default: 60s)"
     number = positive_integer
     option("env", metavar="ENV", help=envs)
     option("--algo", default="ncapo", help="one of {algorithms} (default: ncapo)")
-    option("--preset", default="default", help="settings to start from (default: default); {presets}")
+    option("--preset", default="default", help=f"{start} (default: default); {{presets}}")
     option("--frames", type=number, help=f"environment steps per seed {frames}")
     option("--seeds", type=number, default=1, metavar="K", help="number of seeds to train (default: 1)")
     option("--seed", type=int, default=0, metavar="S", help="the first seed (default: 0)")

@@ -38,13 +38,15 @@ def run(
     games: Sequence[str] | None = None,
     algos: Sequence[str] | None = None,
     workers: int | None = None,
+    on: str | None = None,
+    gpus: float | None = None,
     **sizes: Any,
 ) -> None:
     """Train what is missing and write the results files into ``out``.
 
     Args:
         algos: each ``ALGORITHM`` or ``ALGORITHM:PRESET``; all registered algorithms if none is given.
-        workers: trainings at a time.
+        workers, on, gpus: see :class:`training.Where`.
         **sizes: frames, seeds, and the preset of the algorithms that name none.
     """
     plan = (QUICK if quick else Plan()).with_options(**sizes)
@@ -54,7 +56,7 @@ def run(
         for game in chosen
         for name, own in kinds
     ]
-    training.train_all(jobs, teller("minatar", progress), progress, workers)
+    training.train_all(jobs, teller("minatar", progress), progress, training.place(on, workers, gpus))
 
 
 # --- what is printed and drawn --------------------------------------------------------------------------------

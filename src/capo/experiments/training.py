@@ -14,24 +14,32 @@ from typing import Any
 
 import numpy as np
 
-from capo import envs
 from capo.envs.minatar.games import GAMES
-from capo.envs.noise import NoisyReward
 from capo.errors import CapoError, unknown_name
-from capo.experiments import processes, results
+from capo.experiments import results
 from capo.experiments.common import Row, Say, content_of, split_names, teller
-from capo.files import prepare_folder
-from capo.neural.agent import Agent
 from capo.neural.algorithms import registry
 from capo.neural.algorithms.settings import override
 from capo.report import statistics, wording
 from capo.report.series import Kind
-from capo.runs.layout import CONFIG, is_run
-from capo.runs.reader import Unreadable, read_config
-from capo.runs.records import FORMAT, Record, read_result, read_run
-from capo.runs.writer import write_evaluation
+from capo.runs.layout import CONFIG, EVALUATION, is_run
+from capo.runs.reader import Unreadable, read_config, read_json, read_metrics
+from capo.runs.records import FORMAT, read_result, read_run
+from capo.sweeps import jobs as sweeps
+from capo.sweeps.board import Board
+from capo.sweeps.engine import choose as choose_engine
+from capo.sweeps.engine import run_all
+from capo.sweeps.work import Outcome, Watcher, Work, share_device
 
-OPTIONS = ("games", "frames", "seeds", "preset", "workers")  # that every experiment with trainings accepts
+OPTIONS = (
+    "games",
+    "frames",
+    "seeds",
+    "preset",
+    "workers",
+    "on",
+    "gpus",
+)  # that every experiment with trainings accepts
 POINTS = 100  # of a stored training curve
 
 
@@ -227,56 +235,57 @@ class Job:
 
     # Training -----------------------------------------------------------------------------------------------
 
-    def finish(self, say: Say, progress: bool) -> None:
-        """Train what is missing: first the runs that were stopped, then the rest as one program."""
-        prepare_folder(self.out)
-        for path, config in self._stopped():
-            if set(config["seeds"]) <= set(self.missing()):
-                say(f"continuing {path}")
-                self._train(path, config["seeds"], progress)
-        seeds = self.missing()
-        if seeds:
-            self._train(self.out / "runs" / f"{self._stem()}{seeds[0]}-{seeds[-1]}", seeds, progress)
-        say(f"{self.title}: final return {np.mean(results.finals(read_result(self.file))):.2f}")
+    def pieces(self) -> list[tuple[Path, sweeps.Job]]:
+        """What is missing: the runs that were stopped, then the other seeds as one program."""
+        missing = self.missing()
+        found = [
+            (path, self._sweep_job(config["seeds"]))
+            for path, config in self._stopped()
+            if set(config["seeds"]) <= set(missing)
+        ]
+        begun = {seed for _, job in found for seed in job.seeds}
+        rest = [seed for seed in missing if seed not in begun]
+        if rest:
+            path = self.out / "runs" / f"{self._stem()}{rest[0]}-{rest[-1]}"
+            found.append((path, self._sweep_job(rest)))
+        return found
 
-    def _train(self, path: Path, seeds: Sequence[int], progress: bool) -> None:
-        make = registry.find(self.algorithm).agent
-        if is_run(path):
-            agent: Agent = make.resume(path, **self._environments())
-            left = agent.frames_left
-        else:
-            options = {"eval_every": self.eval_every, "eval_episodes": self.plan.episodes, **self._environments()}
-            agent = make(preset=self.preset, seeds=seeds, out=path, keep=1, **options, **self.settings)
-            left = self.plan.frames
-        if left:
-            agent.learn(left, progress_bar=progress)
-        if agent.diverged:  # the rest without them would look better than the algorithm is
-            raise CapoError(f"{path}: " + "; ".join(f"seed {seed} {why}" for seed, why in agent.diverged.items()))
-        final = agent.evaluate(self.plan.final_episodes, seed=1)
-        write_evaluation(path, final.to_dict())
-        self._store(agent, read_config(path), read_run(path), final.returns)
+    def _sweep_job(self, seeds: Sequence[int]) -> sweeps.Job:
+        plan = self.plan
+        return sweeps.Job(
+            self.env,
+            self.algorithm,
+            self.preset,
+            plan.frames,
+            tuple(seeds),
+            dict(self.settings),
+            self.eval_every,
+            plan.episodes,
+            plan.final_episodes,
+            evaluation_seed=1,  # other episodes than those of the last evaluation during training
+            reward_noise=self.reward_noise,
+        )
 
-    def _environments(self) -> Row:
-        """What is trained on and what evaluations play: the same, unless training rewards are noisy."""
-        if not self.reward_noise:
-            return {"env": self.env, "eval_env": None}
-        return {"env": NoisyReward(envs.make(self.env), self.reward_noise), "eval_env": self.env}
-
-    def _store(self, agent: Agent, config: Row, trained: Record, final: Any) -> None:
-        """Add the seeds of a finished run to the results file."""
-        stored = self._stored()
+    def store(self, path: Path) -> None:
+        """Add the seeds of the finished run in ``path`` to the results file."""
+        stored, config, trained = self._stored(), read_config(path), read_run(path)
+        if config.get("diverged_seeds"):  # the rest without them would look better than the algorithm is
+            raise CapoError(
+                f"{path}: " + "; ".join(f"seed {s} {why}" for s, why in config["diverged_seeds"].items())
+            )
+        final = read_json(path / EVALUATION)
         entries = [
             {
                 "seed": seed,
                 "training": _thin(*trained.training[seed]),
                 "evaluation": results.curve(*trained.evaluation[seed]),
-                "final_returns": results.rounded(final[index]),
+                "final_returns": results.rounded(returns),
             }
-            for index, seed in enumerate(agent.seeds)
+            for seed, returns in zip(final["seeds"], final["returns"], strict=True)
         ]
         program = {
-            "seeds": list(agent.seeds),
-            "wall_seconds": round(agent.wall_seconds, 1),
+            "seeds": final["seeds"],
+            "wall_seconds": round(max(row["elapsed_seconds"] for row in read_metrics(path)), 1),
             **{key: config[key] for key in ("precision", "versions", "commit", "hardware", "started")},
         }
         results.write_result(
@@ -286,7 +295,7 @@ class Job:
                 "format": FORMAT,
                 "game": self.game,
                 "title": self.title,
-                "frames_trained": agent.frames,  # whole iterations
+                "frames_trained": final["frames"],  # whole iterations
                 "quick": self.plan.quick,
                 **self._protocol(),
                 "protocol": self._sentences(config["config"]),
@@ -335,25 +344,88 @@ def _refuse(what: str, differences: Sequence[str]) -> None:
 # --- many of them ---------------------------------------------------------------------------------------------
 
 
-def train_all(jobs: Sequence[Job], say: Say, progress: bool, workers: int | None = None) -> None:
-    """Train what is missing, ``workers`` jobs at a time (one if None)."""
+@dataclass(frozen=True)
+class Where:
+    """Where trainings run; see :func:`capo.sweeps.engine.run_all`. ``gpus`` are those of each training, on Ray."""
+
+    on: str = "local"
+    workers: int | None = None
+    gpus: float = 0.0
+
+    @property
+    def inline(self) -> bool:
+        """Whether this process does the training itself, one after another."""
+        return self.on == "local" and self.workers in (None, 1)
+
+
+def place(on: str | None = None, workers: int | None = None, gpus: float | None = None) -> Where:
+    """Where to train, from the options that a user gave; an engine that does not exist is refused."""
+    where = Where(on or "local", workers, gpus or 0.0)
+    choose_engine(where.on, where.workers)
+    if not where.inline:
+        share_device()
+    return where
+
+
+class _Storing(Watcher):
+    """Stores what is finished, beside a board; says what an engine in this process begins with."""
+
+    def __init__(self, inner: Watcher, pieces: Mapping[str, tuple[Job, Path]], say: Say | None) -> None:
+        self._inner, self._pieces, self._say = inner, pieces, say
+        self.lost, self.tick = inner.lost, inner.tick  # type: ignore[method-assign]
+
+    def started(self, name: str, where: str) -> None:
+        self._inner.started(name, where)
+        if self._say is not None:
+            job, path = self._pieces[name]
+            number = list(self._pieces).index(name) + 1
+            self._say(f"{number} of {len(self._pieces)}: {job.title} on {job.game}, {name.partition(': ')[2]}")
+            if is_run(path):
+                self._say(f"continuing {path}")
+
+    def ended(self, outcome: Outcome) -> None:
+        job, path = self._pieces[outcome.name]
+        if not outcome.error:
+            job.store(path)
+        self._inner.ended(outcome)
+        if self._say is not None and not outcome.error:
+            self._say(f"{job.title}: final return {np.mean(results.finals(read_result(job.file))):.2f}")
+
+
+def train_all(jobs: Sequence[Job], say: Say, progress: bool, where: Where | None = None) -> None:
+    """Train what is missing, in this process or elsewhere.
+
+    Raises:
+        CapoError: at the end, if a training failed; the others are finished.
+    """
+    where = where or Where()
     todo = [job for job in jobs if job.missing()]  # also refuses results with other settings before any work
     plan = jobs[0].plan
     say(
         f"{len(jobs)} trainings, {plan.seeds} seeds of {plan.frames:,} frames each; "
         f"{len(jobs) - len(todo)} finished already"
     )
+    pieces, work, frames = {}, [], {}
+    for job in todo:
+        for path, training in job.pieces():
+            name = f"{job.label}: seeds {', '.join(map(str, training.seeds))}"
+            pieces[name], frames[name] = (job, path), training.whole_frames * len(training.seeds)
+            work.append(Work(name, path, training, gpus=where.gpus))
     try:
-        if workers is not None and workers > 1:
-            processes.finish_all(todo, workers, say)
-            return
-        for index, job in enumerate(todo, 1):
-            seeds = ", ".join(map(str, job.missing()))
-            say(f"{index} of {len(todo)}: {job.title} on {job.game}, seeds {seeds}")
-            job.finish(say, progress)
+        if where.inline:
+            outcomes = run_all(work, "inline", None, _Storing(Watcher(), pieces, say), quiet=not progress)
+        else:
+            board = Board(work, frames=frames, enabled=progress)
+            try:
+                outcomes = run_all(work, where.on, where.workers, _Storing(board, pieces, None))
+            finally:
+                board.close()
     except KeyboardInterrupt:
         say("stopped; nothing is lost: the same command continues from here")
         raise
+    failed = [f"{one.name} ({one.error}; log in {pieces[one.name][1]})" for one in outcomes.values() if one.error]
+    if failed:
+        raise CapoError(f"{len(failed)} of {len(work)} trainings failed: {'; '.join(failed)}")
 
 
 @dataclass(frozen=True)
@@ -389,6 +461,8 @@ def run_parts(
     seeds: int | None = None,
     preset: str | None = None,
     workers: int | None = None,
+    on: str | None = None,
+    gpus: float | None = None,
     **own: Any,
 ) -> None:
     """Compute what is missing of an experiment with an exact part and a part ``game``.
@@ -400,13 +474,14 @@ def run_parts(
         make_jobs: the trainings, from (out, games, plan, **own); refuses what would stop them later.
         part: the one to compute; both if None.
         games: breakout if none is given.
-        workers: trainings at a time.
+        workers, on, gpus: see :class:`Where`.
         **own: the experiment's other options for the game.
     """
     if part is not None:
         known("part", part, (exact.name, "game"))
     sizes = {"frames": frames, "seeds": seeds, "preset": preset}
-    for name, value in {"games": games, **sizes, "workers": workers, **own}.items():
+    places: Row = {"workers": workers, "on": on, "gpus": gpus}
+    for name, value in {"games": games, **sizes, **places, **own}.items():
         if part == exact.name and value is not None:
             raise CapoError(f"--{name} does not apply to --part {part}: it is about training on a game")
     say = teller(experiment, progress)
@@ -415,11 +490,10 @@ def run_parts(
         jobs = make_jobs(out, choose_games(games or ["breakout"]), plan.with_options(**sizes), **own)
         for job in jobs:
             job.missing()  # refuses before minutes of work
-    if workers is not None and workers > 1:
-        processes.share_device()
+    where = place(**places)
     if part == exact.name or (part is None and not exact.is_there(out, plan.quick)):
         exact.compute(out, plan.quick, progress)
     elif part is None:
         say(f"the part {exact.name} is finished already (in {out}; --part {exact.name} computes it again)")
     if jobs:
-        train_all(jobs, say, progress, workers)
+        train_all(jobs, say, progress, where)

@@ -57,7 +57,7 @@ class Agent(Player):
     def __init__(
         self,
         env: Any,
-        preset: str = "default",
+        preset: str | Path = "default",
         *,
         seed: int = 0,
         seeds: int | Sequence[int] | None = None,
@@ -75,7 +75,7 @@ class Agent(Player):
         Args:
             env: a name (``"minatar-breakout"``, ``"CartPole-v1"``), a Gymnasium environment or vector
                 environment with discrete actions, or an object of capo's own environment protocol.
-            preset: the settings to start from.
+            preset: the settings to start from, by name, or a preset file (``.toml``), such as `capo tune` writes.
             seed: where all randomness comes from.
             seeds: train several agents: a number (``seed``, ``seed + 1``, ...) or a list of seeds. On a
                 jitted environment they are one program; otherwise they run one after another.

@@ -124,6 +124,28 @@ def divergences(
     return found
 
 
+def broken(metrics: Mapping[str, NDArray], env: str) -> NDArray:
+    """Which of K seeds diverged, (K,) booleans, where the others go on.
+
+    Args:
+        metrics: arrays (iterations, K).
+        env: the environment's name.
+
+    Raises:
+        BadEnvironment: if the environment itself gave what is not a finite number.
+    """
+    for guard, what in _GUARDS.items():
+        if (np.asarray(metrics.get(guard, 1.0)) == 0).any():
+            raise BadEnvironment(
+                f"the environment {env!r} gave {what} that is not a finite number (nan or infinite)"
+            )
+    bad = np.asarray(metrics["finite"]) == 0
+    for name in _LOSSES:
+        if name in metrics:
+            bad = bad | ~np.isfinite(np.asarray(metrics[name]))
+    return np.asarray(bad.any(axis=0))
+
+
 def _broken(params: PyTree) -> str:
     """The parameters of one seed that are not finite, in words."""
     broken = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any, Self
 
 import numpy as np
@@ -15,6 +16,7 @@ from capo.errors import CapoError, CapoWarning
 from capo.neural.algorithms.base import Algorithm
 from capo.neural.algorithms.settings import CommonSettings, override, plain
 from capo.neural.parts.networks import spec_for
+from capo.neural.preset_file import is_preset_file, read_preset
 from capo.runs.schema import MAX_EPISODES
 from capo.runs.semantics import SEMANTICS
 
@@ -50,14 +52,14 @@ class Setup:
         cls,
         algorithm: type[Algorithm],
         env: Any,
-        preset: str,
+        preset: str | PathLike[str],
         overrides: Mapping[str, Any],
         seeds: Sequence[int],
         eval_every: int | None,
         eval_episodes: int,
         eval_env: Any,
     ) -> Self:
-        """From what a user gave.
+        """From what a user gave; a preset's file is read here, and not needed any more afterwards.
 
         Raises:
             CapoError: if any of it is wrong.
@@ -71,6 +73,10 @@ class Setup:
         if other is not None:
             _check_same_spaces(made, other)
         overrides = {name: plain(value) for name, value in overrides.items()}
+        if is_preset_file(preset):
+            found = read_preset(preset, algorithm.name, algorithm.Config)
+            preset, overrides = found.name, found.settings | overrides
+        preset = str(preset)
         settings = _settings(algorithm, preset, made, overrides)
         _warn_if_channels_first(made, settings)
         return cls(
@@ -117,6 +123,7 @@ class Setup:
         for name, given in ((env, from_file), (other, eval_env is None)):
             if given and isinstance(name, str):
                 envs.prepare_named_in_file(name, trust)
+        algorithm.Config.preset(content["preset"])  # a name: what is read here must not name another file to read
         # Files of earlier versions have none of the last three.
         made = cls.make(
             algorithm,

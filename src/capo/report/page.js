@@ -5,7 +5,7 @@
   const page = document.getElementById("page");
   // The paper's curves start at 250,000 frames: beside a short run they would only flatten it.
   const long = data.environments.some((one) => one.series.some((series) => series.row.frames >= 1e6));
-  const state = { env: 0, centre: "iqm", kind: null, seeds: false, paper: long, off: new Set() };
+  const state = { env: 0, centre: "iqm", kind: null, seeds: false, paper: long, off: new Set(), hidden: new Set(), by: null };
 
   // --- elements ---------------------------------------------------------------------------------------------
 
@@ -121,13 +121,15 @@
           }
         }
       }
-      if (wide) names(root, px, py, x1, height - margin.bottom);
+      if (wide && lines.length <= 16) names(root, px, py, x1, height - margin.bottom);
       const cursor = svg("g");
       root.append(cursor);
       box.querySelector("svg")?.remove();
       box.prepend(root);
       view = { width, height, px, py, x0, x1, y0, y1, cursor, margin };
     }
+
+    const brief = (text) => (text.length > 17 ? `${text.slice(0, 16)}…` : text);
 
     function names(root, px, py, x1, bottom) {
       const ends = lines.filter((line) => !line.dashed).map((line) => {
@@ -138,7 +140,7 @@
       for (let i = 1; i < ends.length; i++) ends[i].y = Math.max(ends[i].y, ends[i - 1].y + 15);
       for (let i = ends.length - 1, limit = bottom; i >= 0; i--, limit -= 15) ends[i].y = Math.min(ends[i].y, limit);
       for (const { line, y } of ends) {
-        const text = svg("text", { class: "name", x: px(x1) + 8, y }, line.label.length > 17 ? `${line.label.slice(0, 16)}…` : line.label);
+        const text = svg("text", { class: "name", x: px(x1) + 8, y }, brief(line.short || line.label));
         text.style.fill = line.colour;
         root.append(text);
       }
@@ -253,6 +255,52 @@
   const kinds = () => ["evaluation", "training"].filter((kind) => env().series.some((one) => one.curves[kind]));
   const kindNames = { evaluation: "Evaluation", training: "Training" };
 
+  // --- a sweep: which of its jobs are shown, and their colours ------------------------------------------------
+
+  // Dark enough to read on white; by value, so that neighbours in a list of values look different.
+  const palette = ["#0067A3", "#C04300", "#007A5A", "#A2407E", "#806000", "#3F3F3F", "#5B4FC4", "#00718A"];
+  const shownSeries = () => env().series.filter((one) => Object.entries(one.values).every(([name, value]) => !state.hidden.has(`${name}=${value}`)));
+  function tint(one) {
+    const choice = env().choices.find((each) => each.name === state.by);
+    const index = choice && one.values ? choice.values.indexOf(one.values[state.by]) : -1;
+    return index < 0 ? one.colour : palette[index % palette.length];
+  }
+
+  // The pairs among the series shown.
+  function pairs(found) {
+    if (!found || !env().choices.length) return found;
+    const shown = new Set(shownSeries().map((one) => one.label));
+    const kept = found.labels.map((_, i) => i).filter((i) => shown.has(found.labels[i]));
+    return kept.length < 2 ? null : { labels: kept.map((i) => found.labels[i]), cells: kept.map((i) => kept.map((j) => found.cells[i][j])) };
+  }
+
+  function filters() {
+    if (!env().choices.length) return null;
+    const box = (name, value) => el("label", {}, el("input", { type: "checkbox", id: `show-${name}-${value}`, checked: !state.hidden.has(`${name}=${value}`), onchange: () => {
+      const key = `${name}=${value}`;
+      state.hidden.has(key) ? state.hidden.delete(key) : state.hidden.add(key);
+      update();
+    } }), el("span", {}, value));
+    return el("section", { class: "controls", id: "filters", "aria-label": "Settings shown" },
+      env().choices.map(({ name, values }) => el("fieldset", {}, el("legend", {}, name), el("div", { class: "pills" }, values.map((value) => box(name, value))))),
+      pills("by", "Colour by", [["", "curve"], ...env().choices.map(({ name }) => [name, name])], state.by || "", (value) => { state.by = value || null; update(); }));
+  }
+
+  function marginals() {
+    if (!env().choices.length) return null;
+    const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
+    const rows = env().choices.flatMap(({ name, values }) => values.map((value, i) => {
+      const own = shownSeries().filter((one) => one.values[name] === value && one.row.mean);
+      const scores = own.map((one) => one.row.mean[0]).filter(known);
+      const cells = scores.length ? [number(mean(scores)), number(Math.max(...scores))] : ["–", "–"];
+      return el("tr", {}, el("th", { scope: "row" }, i ? "" : name), el("td", {}, value), el("td", {}, String(scores.length)), cells.map((text) => el("td", {}, text)));
+    }));
+    return el("section", { "aria-labelledby": "h-settings-scores" }, el("h2", { id: "h-settings-scores" }, `Scores by setting: ${env().name}`),
+      el("div", { class: "scroll" }, el("table", { class: "data", id: "marginals" },
+        el("thead", {}, el("tr", {}, ["Setting", "Value", "Combinations", "Mean", "Best"].map((text) => el("th", { scope: "col" }, text)))), el("tbody", {}, rows))),
+      el("p", { class: "soft" }, "Over the combinations shown that have this value: the mean, and the best, of their mean final scores. A mean over combinations says little if settings interact: look at the curves too."));
+  }
+
   function pills(name, legend, choices, current, pick) {
     return el("fieldset", {}, el("legend", {}, legend), el("div", { class: "pills" }, choices.map(([value, text, disabled]) =>
       el("label", {}, el("input", { type: "radio", name, value, checked: value === current, disabled: !!disabled, onchange: () => pick(value) }),
@@ -293,13 +341,15 @@
   function choose(index) {
     state.env = Number(index);
     state.off.clear();
+    state.hidden.clear();
+    state.by = null;
     try { history.replaceState(null, "", `#${encodeURIComponent(env().name)}`); } catch { /* some viewers forbid it */ }
     update();
   }
 
   function curveLines() {
     const lines = [];
-    for (const one of env().series) {
+    for (const one of shownSeries()) {
       const curve = one.curves[state.kind];
       if (!curve) continue;
       const iqm = state.centre === "iqm";
@@ -307,7 +357,7 @@
       const low = iqm ? curve.low : curve.mean.map((m, i) => (known(m) ? m - 0.5 * curve.std[i] : null));
       const high = iqm ? curve.high : curve.mean.map((m, i) => (known(m) ? m + 0.5 * curve.std[i] : null));
       lines.push({
-        label: one.label, colour: one.colour, x: curve.frames, y: middle, low, high,
+        label: one.label, short: env().choices.map(({ name }) => one.values[name]).filter(known).join(", "), colour: tint(one), x: curve.frames, y: middle, low, high,
         complete: curve.count.map((count) => count === curve.total),
         detail: (i) => `${range(low[i], high[i])}${curve.count[i] < curve.total ? `, ${curve.count[i]} of ${curve.total} seeds` : ""}`,
         seeds: state.seeds ? curve.seeds.map((seed) => seed.value) : null,
@@ -326,7 +376,8 @@
     const lines = curveLines();
     const legend = el("div", { class: "legend", role: "group", "aria-label": "Curves shown" });
     const place = el("div");
-    const redraw = () => place.replaceChildren(chart(lines.filter((line) => !state.off.has(line.label)), {
+    const on = () => lines.filter((line) => !state.off.has(line.label));
+    const redraw = () => place.replaceChildren(!on().length || !shownSeries().length ? el("p", { class: "soft" }, "No curve is chosen.") : chart(on(), {
       title: `Return on ${env().name} against frames`, xLabel: "frames", yLabel: state.kind === "evaluation" ? "evaluation return" : "training return",
       xText: frames, xTitle: (x) => `${frames(x)} frames`, value: number, height: 440, names: true, x0: 0,
     }));
@@ -360,9 +411,11 @@
     const paper = env().series.some((one) => known(one.row.paper));
     const cols = ["Seeds", "Frames", `IQM [${percent(data.level)}]`, `Mean [${percent(data.level)}]`, "Std", "Min, max", ...(paper ? ["Paper (10M)"] : [])];
     const cell = (i, ...content) => el("td", { "data-label": cols[i] }, el("span", {}, ...content));
-    const rows = env().series.map((one) => {
+    const best = (one) => (one.row.mean && known(one.row.mean[0]) ? one.row.mean[0] : -Infinity);
+    const series = env().choices.length ? [...shownSeries()].sort((a, b) => best(b) - best(a)) : env().series; // a sweep: best first
+    const rows = series.map((one) => {
       const row = one.row;
-      return el("tr", {}, el("th", { scope: "row" }, el("span", {}, key(one), one.label)),
+      return el("tr", {}, el("th", { scope: "row" }, el("span", {}, key({ ...one, colour: tint(one) }), one.label)),
         cell(0, row.finished === row.planned ? String(row.finished) : `${row.finished} of ${row.planned}`), cell(1, frames(row.frames)),
         cell(2, ...estimate(row.iqm)), cell(3, ...estimate(row.mean)), cell(4, number(row.std)),
         cell(5, row.finished ? `${number(row.min)}, ${number(row.max)}` : "–"), paper ? cell(6, number(row.paper)) : null);
@@ -382,8 +435,10 @@
 
   function profile() {
     if (!env().profile.length) return null;
-    const lines = env().profile.map((one) => ({ label: one.label, colour: one.colour, x: one.score, y: one.share, low: one.low, high: one.high,
+    const shown = new Map(shownSeries().map((one) => [one.label, tint(one)]));
+    const lines = env().profile.filter((one) => shown.has(one.label)).map((one) => ({ ...one, colour: shown.get(one.label) })).map((one) => ({ label: one.label, colour: one.colour, x: one.score, y: one.share, low: one.low, high: one.high,
       detail: (i) => `${percent(one.low[i])} to ${percent(one.high[i])}` }));
+    if (!lines.length) return null;
     return el("section", { "aria-labelledby": "h-profile" },
       el("h2", { id: "h-profile" }, `Performance profile: ${env().name}`),
       chart(lines, { title: `Share of seeds above a score on ${env().name}`, xLabel: "final score", yLabel: "seeds above the score", xText: (x) => String(Number(x.toPrecision(4))),
@@ -433,11 +488,11 @@
 
   function update() {
     const focus = document.activeElement;
-    const again = focus && focus.name ? `input[name="${focus.name}"]:checked` : focus && focus.id ? `#${focus.id}` : null;
+    const again = focus && focus.name ? `input[name="${focus.name}"]:checked` : focus && focus.id ? `#${CSS.escape(focus.id)}` : null;
     const overall = data.overall;
     page.replaceChildren(...[
-      ...head(), controls(), curves(), finalTable(), profile(),
-      improvementTable(env().improvement, "h-better", `Probability of improvement: ${env().name}`, "Probability that a seed of the row's algorithm scores higher than a seed of the column's; ties count half. Intervals: bootstrap over seeds."),
+      ...head(), controls(), filters(), curves(), marginals(), finalTable(), profile(),
+      improvementTable(pairs(env().improvement), "h-better", `Probability of improvement: ${env().name}`, "Probability that a seed of the row's algorithm scores higher than a seed of the column's; ties count half. Intervals: bootstrap over seeds."),
       overall ? improvementTable(overall, "h-overall", "Probability of improvement: across environments", `Averaged over ${overall.environments.join(", ")}; seeds are resampled within each environment.`) : null,
       pictures(), protocol(), settings(),
     ].filter(Boolean));

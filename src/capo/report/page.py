@@ -23,13 +23,18 @@ from capo import __version__
 from capo.files import write_text
 from capo.neural.algorithms import registry
 from capo.reading import Unreadable, read_bytes
-from capo.report import paper, sources, statistics, wording
-from capo.report.series import Series, colour, group, kind_names, samples, title
+from capo.report import paper, sources, statistics, tuning_page, wording
+from capo.report.series import Series, colour, group, kind_names, samples, shown, title
 from capo.report.statistics import Array
 from capo.runs.records import Record, version_differences
+from capo.sweeps.tuning_folder import Tuning
 
 MAX_GIF = 4_000_000  # bytes of one embedded picture
+MOST_PAIRS = 16  # series of an environment that are compared pair by pair
 _THRESHOLDS = 201  # points of a performance profile
+_NOSCRIPT = (
+    '<noscript><p class="notice">This page draws its curves with JavaScript; please enable it.</p></noscript>'
+)
 
 JSON = dict[str, Any]
 
@@ -40,15 +45,25 @@ def write_page(paths: Sequence[Path], out: Path) -> tuple[Path, list[str]]:
     Returns:
         The file, and what could not be read, in words.
     """
-    records, problems = sources.read(paths)
-    return write_text(out, render(records, problems)), problems
+    tunings, rest, problems = tuning_page.read_tunings(paths)
+    records, more = sources.read(rest) if rest or not tunings else ([], [])
+    problems += more
+    return write_text(out, render(records, problems, tunings)), problems
 
 
-def render(records: Sequence[Record], problems: Sequence[str]) -> str:
-    """The page as text."""
+def render(records: Sequence[Record], problems: Sequence[str], tunings: Sequence[Tuning] = ()) -> str:
+    """The page as text: what the script draws of the records, then the tunings, which need no script."""
     content = page_data(records, problems)
     folder = resources.files("capo.report")
-    style, script = (folder.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    names = ("page.css", "tuning.css", "page.js")
+    style, more, script = (folder.joinpath(name).read_text(encoding="utf-8") for name in names)
+    sections = "".join(map(tuning_page.section, tunings))
+    after = "div" if records else "main"
+    if not records:
+        about = ", ".join(dict.fromkeys(f"{one.asked['env']}" for one in tunings))
+        content["title"] = f"capo report: tuning on {about}"
+        made = f'<p class="soft">made {content["made"]} with capo {__version__}</p>'
+        sections, script = f"<h1>{html.escape(content['title'])}</h1>{made}{sections}", ""
     # In a script element only "<" could end the data early.
     data = json.dumps(content, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     return f"""<!doctype html>
@@ -61,11 +76,12 @@ def render(records: Sequence[Record], problems: Sequence[str]) -> str:
 <title>{html.escape(content["title"])}</title>
 <link rel="icon" href="data:,">
 <style>
-{style}</style>
+{style}{more}</style>
 </head>
 <body>
-<noscript><p class="notice">This page draws its curves with JavaScript; please enable it.</p></noscript>
-<main id="page"></main>
+{_NOSCRIPT if records else ""}
+{'<main id="page"></main>' if records else ""}
+{f'<{after} class="wide">{sections}</{after}>' if tunings else ""}
 <script type="application/json" id="data">{data}</script>
 <script>
 {script}</script>
@@ -160,6 +176,7 @@ def _environment(name: str, series: Sequence[Series]) -> JSON:
     return {
         "name": name,
         "series": [_series(one) for one in own],
+        "choices": _choices(own),
         "missing": [games[kind] for kind in games if kind not in kinds] if name.startswith("minatar-") else [],
         "paper": [
             {
@@ -172,14 +189,40 @@ def _environment(name: str, series: Sequence[Series]) -> JSON:
             for algorithm in registry.ROWS
             if algorithm in curves
         ],
-        "improvement": _improvement({one.label: [one.scores] for one in scored}),
+        "improvement": _improvement({one.label: [one.scores] for one in scored})
+        if len(scored) <= MOST_PAIRS
+        else None,
         "profile": _profile(scored),
     }
+
+
+def _values(one: Series) -> dict[str, str]:
+    """What tells a sweep's series apart, in words."""
+    record = one.records[0]
+    settings = {name: shown(value) for name, value in record.varied.items()}
+    return {"algorithm": title(one.algorithm), "preset": record.preset, **settings} if record.varied else {}
+
+
+def _choices(series: Sequence[Series]) -> list[JSON]:
+    """The settings of a sweep that a reader can choose by, each with its values in order; none without a sweep."""
+    values: dict[str, dict[str, Any]] = {}
+    for one in series:
+        order = one.records[0].varied
+        for name, text in _values(one).items():
+            values.setdefault(name, {})[text] = order.get(name, text)
+    found = []
+    for name, texts in values.items():
+        numbers = all(isinstance(value, int | float) for value in texts.values())
+        ordered = sorted(texts, key=lambda text: texts[text]) if numbers else list(texts)
+        if len(texts) > 1:
+            found.append({"name": name, "values": ordered})
+    return found
 
 
 def _series(one: Series) -> JSON:
     return {
         "label": one.label,
+        "values": _values(one),
         "algorithm": one.algorithm,
         "colour": one.colour,
         "curves": {kind: found for kind in ("evaluation", "training") if (found := _curve(one, kind))},
@@ -258,7 +301,8 @@ def _overall(series: Sequence[Series]) -> JSON | None:
         if one.finals:
             found.setdefault(one.label, {})[one.env] = one.scores
     shared = sorted(set.intersection(*map(set, found.values()))) if found else []
-    table = _improvement({label: [own[env] for env in shared] for label, own in found.items()} if shared else {})
+    few = shared if len(found) <= MOST_PAIRS else []
+    table = _improvement({label: [own[env] for env in few] for label, own in found.items()} if few else {})
     return {**table, "environments": shared} if table and len(shared) > 1 else None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -111,12 +111,27 @@ def group(records: Sequence[Record]) -> list[Series]:
             key += str(record.path)  # settings that are lost may differ; the same seed twice is not a new seed
         found.setdefault(key, []).append(record)
     names = kind_names((record.algorithm, record.preset) for record in records)
-    series = [Series(names[members[0].algorithm, members[0].preset], members) for members in found.values()]
+    series = [Series(_label(names, members[0]), members) for members in found.values()]
     order = list(names)
     series.sort(key=lambda one: order.index(one.kind))
     _tell_apart(series)
     _colour(series)
     return series
+
+
+def _label(names: Mapping[Kind, str], record: Record) -> str:
+    """The algorithm with its preset, and the settings that tell it from a sweep's other jobs."""
+    own = "".join(f", {name}={shown(value)}" for name, value in record.varied.items())
+    return names[record.algorithm, record.preset] + own
+
+
+def shown(value: object) -> str:
+    """The value of a setting, for people.
+
+    >>> shown(0.0003), shown(True), shown("log")
+    ('0.0003', 'true', 'log')
+    """
+    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def _tell_apart(series: Sequence[Series]) -> None:

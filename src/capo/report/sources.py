@@ -12,13 +12,14 @@ from capo.reading import Unreadable, read_errors
 from capo.runs.layout import CONFIG, METRICS, is_run
 from capo.runs.reader import salvage_config
 from capo.runs.records import Record, environment_name, read_result, read_run
+from capo.sweeps.folder import JOBS, SweepFolder, is_sweep
 
 
 def read(paths: Sequence[Path]) -> tuple[list[Record], list[str]]:
     """Everything the folders hold.
 
     Args:
-        paths: folders of runs, folders that hold such folders, and results of ``capo reproduce minatar``.
+        paths: folders of runs, of sweeps, folders that hold runs, and results of ``capo reproduce minatar``.
 
     Returns:
         The records, and what could not be read, in words.
@@ -60,6 +61,8 @@ def _read_folder(path: Path, notes: list[str]) -> list[Record]:
         raise CapoError(f"{path}: is a file; give the folder it is in")
     if is_run(path):
         return [read_run(path)]
+    if is_sweep(path):
+        return _read_sweep(path, notes)
     results = [file for file in sorted(path.glob("*.json")) if _is_result(file)]
     found = []
     for file in results:
@@ -74,6 +77,35 @@ def _read_folder(path: Path, notes: list[str]) -> list[Record]:
             f"{path}: is not the folder of a run (it has neither {CONFIG} nor {METRICS}) and holds none; give "
             "what `capo train ENV --out DIR` or `capo reproduce minatar --out DIR` wrote"
         )
+    return found
+
+
+def holds_runs(path: Path) -> bool:
+    """Whether a folder holds runs or results, besides other things."""
+    below = (*path.glob("*/"), *path.glob("*/*/"))
+    return is_run(path) or any(map(is_run, below)) or any(map(_is_result, path.glob("*.json")))
+
+
+def _read_sweep(path: Path, notes: list[str]) -> list[Record]:
+    """The jobs of a sweep, each with those of its settings that differ between jobs."""
+    folders = sorted((path / JOBS).iterdir())
+    for folder in folders:
+        error = SweepFolder(path).error(folder.name)
+        if error:
+            notes.append(f"{folder}: the job failed: {error}")
+    found = [read_run(folder) for folder in folders if is_run(folder)]
+    if not found:
+        raise CapoError(
+            f"{path}: no job of this sweep has begun; `capo sweep status {path}` shows what it is doing"
+        )
+    alike: dict[tuple[str, str, str], list[Record]] = {}
+    for record in found:
+        alike.setdefault((record.env, record.algorithm, record.preset), []).append(record)
+    for records in alike.values():
+        names = dict.fromkeys(name for record in records for name in record.settings)
+        texts = {name: {str(record.settings.get(name)) for record in records} for name in names}
+        for record in records:
+            record.varied = {name: record.settings.get(name) for name in names if len(texts[name]) > 1}
     return found
 
 

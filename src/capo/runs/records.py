@@ -39,6 +39,9 @@ class Record:
     algorithm: str = "unknown"
     preset: str = "unknown"
     settings: dict[str, Any] = field(default_factory=dict)  # the algorithm's, by name
+    varied: dict[str, Any] = field(
+        default_factory=dict
+    )  # those of a sweep's settings that differ between its jobs
     reward_noise: float = 0.0  # standard deviation of the noise on the training rewards
     frames: int | None = None  # planned for each seed, if known
     seeds: list[int] = field(default_factory=list)

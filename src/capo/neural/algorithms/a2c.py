@@ -17,7 +17,7 @@ from capo.arrays import Array, Metrics
 from capo.neural.agent import Agent
 from capo.neural.algorithms.base import TrainState, finite
 from capo.neural.algorithms.onpolicy import Batch, OnPolicy, normalised, policy_and_value
-from capo.neural.algorithms.settings import Count, Fraction, OnPolicySettings, Positive, is_minatar
+from capo.neural.algorithms.settings import Count, GAELambda, LearningRate, OnPolicySettings, is_minatar
 from capo.neural.parts.iterations import Iteration
 from capo.neural.parts.networks import NetworkSpec, Params
 from capo.neural.parts.optimisers import Optimiser
@@ -34,9 +34,9 @@ class A2CConfig(OnPolicySettings):
     """Frames over which learning rate and entropy follow their schedules; then they stay constant."""
     rollout_length: Count = 5
     """Steps of each environment per iteration; n_envs * rollout_length transitions are one batch."""
-    gae_lambda: Fraction = 1.0
+    gae_lambda: GAELambda = 1.0
     """Lambda of generalised advantage estimation; 1 gives plain n-step returns."""
-    learning_rate: Positive = 7e-4
+    learning_rate: LearningRate = 7e-4
     optimiser: Optimiser = "rmsprop"
     normalise_advantage: bool = False
     """Whether to normalise advantages to mean 0 and standard deviation 1 over the batch."""

@@ -16,16 +16,24 @@ where the paper says nothing, "open" a value chosen here.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 import jax.numpy as jnp
 
 from capo.arrays import Array, Metrics
 from capo.neural.agent import Agent
 from capo.neural.algorithms.offpolicy import OffPolicy, Targets
-from capo.neural.algorithms.settings import Fraction, NonNegative, Positive, RetraceSettings, is_minatar
+from capo.neural.algorithms.settings import (
+    FinalEpsilon,
+    RetraceSettings,
+    Search,
+    TracedFraction,
+    TracedNonNegative,
+    TracedPositive,
+    is_minatar,
+)
 from capo.neural.parts.replay import Rollout
-from capo.update import StepSize, coordinate_update
+from capo.update import clipped_step, coordinate_update
 
 StepKind = Literal["log", "fixed"]
 AdvantageWeight = Literal["none", "normalised"]
@@ -38,15 +46,15 @@ class NCAPOConfig(RetraceSettings):
 
     PRESETS: ClassVar[tuple[str, ...]] = ("paper", "official", "default", "cpu")
 
-    epsilon_start: Fraction = 0.3
-    epsilon_final: Fraction = 0.05
+    epsilon_start: TracedFraction = 0.3
+    epsilon_final: FinalEpsilon = 0.05
     step_size: StepKind = "log"
     """log: alpha = min(log 1/pi, clip), as in the paper; fixed: alpha = fixed_alpha for every pi."""
-    fixed_alpha: Positive = 1.0
+    fixed_alpha: TracedPositive = 1.0
     """The step size alpha, if it is fixed."""
-    clip: Positive = 50.0
+    clip: Annotated[TracedPositive, Search(0.5, 50.0, "log")] = 50.0
     """Largest step size: alpha = min(log 1/pi, clip)."""
-    alpha_bonus: NonNegative = 0.0
+    alpha_bonus: TracedNonNegative = 0.0
     """Added to every step size alpha."""
     advantage_weight: AdvantageWeight = "none"
     """none: only the sign of A counts, as in the paper; normalised: alpha is multiplied by |A| / mean |A|."""
@@ -192,9 +200,11 @@ def actor_target(log_pi: Array, advantage: Array, config: NCAPOConfig) -> Array:
         (..., A) log-probabilities of pi~.
     """
     sign = jnp.sign(advantage)
-    fixed = config.step_size == "fixed"
-    step = StepSize("fixed", eta=config.fixed_alpha) if fixed else StepSize("clipped", clip=config.clip)
-    alpha = step.alpha(log_pi, sign) + config.alpha_bonus
+    if config.step_size == "fixed":
+        alpha = jnp.full_like(log_pi, config.fixed_alpha)
+    else:
+        alpha = clipped_step(log_pi, config.clip)
+    alpha = alpha + config.alpha_bonus
     if config.advantage_weight != "none":
         alpha = alpha * jnp.abs(advantage)
     return coordinate_update(log_pi, sign, alpha)

@@ -18,7 +18,7 @@ from capo.arrays import Array, Metrics
 from capo.neural.agent import Agent
 from capo.neural.algorithms.ncapo import NCAPOConfig
 from capo.neural.algorithms.offpolicy import OffPolicy, Targets
-from capo.neural.algorithms.settings import Fraction, NonNegative, RetraceSettings, TargetFrom, is_minatar
+from capo.neural.algorithms.settings import NonNegative, RetraceSettings, TargetFrom, TracedFraction, is_minatar
 from capo.neural.parts.networks import Params
 from capo.neural.parts.policies import taken
 from capo.neural.parts.replay import Rollout
@@ -39,9 +39,9 @@ class OffPACConfig(RetraceSettings):
     """Factor of ratio * grad log pi: q (the paper's equation) or advantage (the authors' program)."""
     max_ratio: NonNegative = 0.0
     """Largest importance ratio; 0 does not limit it (if mu is uniform, it is at most the number of actions)."""
-    epsilon_start: Fraction = 0.0
+    epsilon_start: TracedFraction = 0.0
     """Probability of a uniform action at the start of training, if behaviour is policy."""
-    epsilon_final: Fraction = 0.0
+    epsilon_final: TracedFraction = 0.0
     """Probability of a uniform action once epsilon has stopped falling, if behaviour is policy."""
     target_from: TargetFrom = "current"
     """Policy that the ratio and Retrace use: current (at every gradient step) or target-network."""

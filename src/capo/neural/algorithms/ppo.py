@@ -10,7 +10,7 @@ with A by generalised advantage estimation, normalised over each minibatch, and 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,15 @@ from capo.errors import CapoError
 from capo.neural.agent import Agent
 from capo.neural.algorithms.base import TrainState, finite, scan_means
 from capo.neural.algorithms.onpolicy import Batch, OnPolicy, normalised, policy_and_value
-from capo.neural.algorithms.settings import Count, NonNegative, OnPolicySettings, Positive, is_minatar
+from capo.neural.algorithms.settings import (
+    Count,
+    LearningRate,
+    NonNegative,
+    OnPolicySettings,
+    Search,
+    TracedPositive,
+    is_minatar,
+)
 from capo.neural.parts import schedules
 from capo.neural.parts.iterations import Iteration
 from capo.neural.parts.networks import NetworkSpec, Params
@@ -41,13 +49,13 @@ class PPOConfig(OnPolicySettings):
     """Passes over an iteration's transitions."""
     batch_size: Count = 64
     """Transitions per minibatch; must divide n_envs * rollout_length."""
-    clip: Positive = 0.2
+    clip: Annotated[TracedPositive, Search(0.05, 0.4, "log")] = 0.2
     """The ratio of new to old probability is clipped to [1 - clip, 1 + clip]."""
     clip_schedule: Schedule = "constant"
     """constant, or linear: falls to 0 at the horizon."""
     clip_value: NonNegative = 0.0
     """How far a value may move from the value at collection; 0 does not limit it."""
-    learning_rate: Positive = 3e-4
+    learning_rate: LearningRate = 3e-4
     normalise_advantage: bool = True
     """Whether to normalise advantages to mean 0 and standard deviation 1 over each minibatch."""
 

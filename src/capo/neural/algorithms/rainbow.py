@@ -13,7 +13,7 @@ Settings are those of *Revisiting Rainbow* (Obando-Ceron and Castro, 2021), whic
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -29,11 +29,14 @@ from capo.neural.algorithms.settings import (
     Count,
     CountOrZero,
     EpsilonSettings,
-    Fraction,
+    LearningRate,
     Network,
     Number,
     Period,
     Positive,
+    Search,
+    TracedFraction,
+    TracedPositive,
     check_support,
     is_minatar,
 )
@@ -82,15 +85,15 @@ class RainbowConfig(EpsilonSettings):
     """Highest atom."""
     noisy_sigma: Positive = 0.5
     """Initial noise of a noisy layer, times the square root of its number of inputs."""
-    priority_exponent: Fraction = 0.5
+    priority_exponent: Annotated[TracedFraction, Search(0.0, 1.0)] = 0.5
     """Priority = loss to this power; 0 draws uniformly."""
-    priority_correction: Fraction = 0.5
+    priority_correction: Annotated[TracedFraction, Search(0.0, 1.0)] = 0.5
     """Exponent of the importance weights that correct for prioritised drawing: 0 not at all, 1 fully."""
-    learning_rate: Positive = 1e-4
+    learning_rate: LearningRate = 1e-4
     """Learning rate of Adam at the start of training."""
-    optimiser_epsilon: Positive = 3.125e-4
+    optimiser_epsilon: TracedPositive = 3.125e-4
     """Epsilon of Adam."""
-    max_grad_norm: Positive = 10.0
+    max_grad_norm: TracedPositive = 10.0
     network: Network = "auto"
     """mlp, conv (3x3 convolution), or auto: conv for image grids, else mlp; hidden_layers dense layers follow."""
     hidden_layers: CountOrZero = 1

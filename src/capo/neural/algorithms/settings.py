@@ -11,12 +11,16 @@ and if the field means something else there, gives it a sentence of its own:
         EpsilonSettings           epsilon-greedy exploration: Rainbow
           RetraceSettings           NCAPO, Off-PAC (also actor-critics)
 
+The type of a number also says how tuning treats it: :class:`Traced` if it may be an argument of the compiled
+program, and :class:`Search` where tuning looks for a good value. So a new algorithm brings its own.
+
 A preset says where each value comes from: "table" is the paper's hyper-parameter table, "text" its description,
 "authors" a file that its authors released or cite, "open" a value that they leave open and that was chosen here.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import sys
@@ -68,6 +72,34 @@ class Between:
         return "positive" if 0 < self.low < 1 else f"at least {self.low:g}"
 
 
+class Traced:
+    """Marks a number that changes no shape and no branch: a tuning program takes it as an argument.
+
+    Trials that differ only in such numbers are one compiled program. An algorithm may use the number in arithmetic
+    only: no ``if``, no ``max`` of Python's, no conversion to ``float``.
+    """
+
+
+Scale = Literal["linear", "log", "log-from-one"]
+
+
+@dataclass(frozen=True)
+class Search:
+    """Where tuning looks for a good value, both ends included.
+
+    ``log-from-one`` is even in log(1 - value): 0.9, 0.99 and 0.999 are equally far apart.
+    """
+
+    low: float
+    high: float
+    scale: Scale = "linear"
+
+    def __str__(self) -> str:
+        how = {"linear": "", "log": ", log", "log-from-one": ", log of 1 - value"}[self.scale]
+        return f"{self.low:g} to {self.high:g}{how}"
+
+
+TRACED = Traced()
 Count = Annotated[int, Between(1)]
 CountOrZero = Annotated[int, Between(0)]
 Fraction = Annotated[float, Between(0, 1)]
@@ -77,6 +109,15 @@ Number = Annotated[float, Between(-math.inf)]
 Atoms = Annotated[int, Between(2)]
 Period = Annotated[int, Between(1, LARGEST_PERIOD)]  # of something that happens again and again
 PeriodOrZero = Annotated[int, Between(0, LARGEST_PERIOD)]
+TracedFraction = Annotated[Fraction, TRACED]
+TracedPositive = Annotated[Positive, TRACED]
+TracedNonNegative = Annotated[NonNegative, TRACED]
+Discount = Annotated[TracedFraction, Search(0.9, 0.999, "log-from-one")]
+LearningRate = Annotated[TracedPositive, Search(3e-5, 1e-2, "log")]
+Entropy = Annotated[TracedNonNegative, Search(1e-4, 0.1, "log")]
+GAELambda = Annotated[TracedFraction, Search(0.8, 1.0)]
+FinalEpsilon = Annotated[TracedFraction, Search(0.0, 0.1)]
+CriticCoefficient = Annotated[TracedNonNegative, Search(0.1, 4.0, "log")]
 
 
 @dataclass(frozen=True)
@@ -124,15 +165,15 @@ class CommonSettings(Settings):
     """Environments that each seed steps in parallel."""
     rollout_length: Count = 8
     """Steps of each environment per iteration."""
-    gamma: Fraction = 0.99
+    gamma: Discount = 0.99
     """Discount factor of future rewards."""
-    learning_rate: Positive = 5e-4
+    learning_rate: LearningRate = 5e-4
     """Learning rate at the start of training."""
     learning_rate_schedule: Schedule = "constant"
     """constant, or linear: falls to 0 at the horizon."""
-    optimiser_epsilon: Positive = 1e-5
+    optimiser_epsilon: TracedPositive = 1e-5
     """Epsilon of the optimiser, added to its denominator."""
-    max_grad_norm: Positive = 0.5
+    max_grad_norm: TracedPositive = 0.5
     """Gradients with a larger norm are scaled down to it."""
     network: Network = "auto"
     """mlp (two dense layers), conv (3x3 convolution, one dense layer), or auto: conv for image grids, else mlp."""
@@ -156,11 +197,11 @@ class CommonSettings(Settings):
 class ActorCriticSettings(CommonSettings):
     """A policy network beside a value network."""
 
-    optimiser_decay: Fraction = 0.99
+    optimiser_decay: TracedFraction = 0.99
     """Decay of rmsprop's second moment (adam always uses 0.9 and 0.999)."""
     shared_trunk: bool = False
     """Whether actor and critic share all layers except their heads."""
-    entropy: NonNegative = 0.0
+    entropy: Entropy = 0.0
     """Weight of the policy's entropy in the actor's objective, at the start of training."""
     entropy_schedule: Schedule = "constant"
     """constant, or linear: the weight of the entropy falls to 0 at the horizon."""
@@ -170,11 +211,11 @@ class ActorCriticSettings(CommonSettings):
 class OnPolicySettings(ActorCriticSettings):
     """A2C and PPO: each iteration's rollouts are trained on, then discarded."""
 
-    gae_lambda: Fraction = 0.95
+    gae_lambda: GAELambda = 0.95
     """Lambda of generalised advantage estimation."""
     optimiser: Optimiser = "adam"
     """adam, rmsprop (PyTorch's), or rmsprop-tf (TensorFlow's: its moment starts at 1, epsilon is in the root)."""
-    critic_coefficient: NonNegative = 0.5
+    critic_coefficient: CriticCoefficient = 0.5
     """Weight of the value loss."""
     width: Count = 64
     activation: Activation = "tanh"
@@ -185,9 +226,9 @@ class OnPolicySettings(ActorCriticSettings):
 class EpsilonSettings(CommonSettings):
     """Epsilon-greedy exploration: a uniform action with probability epsilon."""
 
-    epsilon_start: Fraction = 0.0
+    epsilon_start: TracedFraction = 0.0
     """Probability of a uniform action at the start of training."""
-    epsilon_final: Fraction = 0.0
+    epsilon_final: FinalEpsilon = 0.0
     """Probability of a uniform action once epsilon has stopped falling."""
     epsilon_fraction: Fraction = 0.1
     """Fraction of the horizon over which epsilon falls to its final value."""
@@ -212,14 +253,14 @@ class RetraceSettings(EpsilonSettings, ActorCriticSettings):
     """Iterations between two clearings of the replay; 0 never clears it."""
     returns: Returns = "retrace"
     """retrace, or v-trace: how returns are corrected for actions that another policy took."""
-    retrace_lambda: Fraction = 1.0
+    retrace_lambda: Annotated[TracedFraction, Search(0.5, 1.0)] = 1.0
     """Lambda of Retrace (or V-trace): 0 looks one step ahead, 1 to the end of the rollout."""
-    actor_lambda: Fraction = 1.0
+    actor_lambda: Annotated[TracedFraction, Search(0.0, 1.0)] = 1.0
     """Factor on retrace_lambda for the actor's advantages. 1 uses the critic's returns; less relies on the critic
     sooner and has less variance. Off-PAC with weight=q ignores it."""
     optimiser: RetraceOptimiser = "adam"
     """adam or rmsprop; one optimiser for actor and critic together."""
-    max_grad_norm: Positive = 0.8
+    max_grad_norm: TracedPositive = 0.8
     target_from: TargetFrom = "current"
     """Policy that the actor's target and Retrace use: current (at every gradient step) or target-network."""
     target_critic: TargetCritic = "full"
@@ -237,11 +278,11 @@ class RetraceSettings(EpsilonSettings, ActorCriticSettings):
     """Lowest atom."""
     v_max: Number = 200.0
     """Highest atom."""
-    critic_coefficient: NonNegative = 1.0
+    critic_coefficient: CriticCoefficient = 1.0
     """Weight of the critic's loss."""
-    tau_q: Fraction = 0.05
+    tau_q: Annotated[TracedFraction, Search(0.005, 1.0, "log")] = 0.05
     """How far the critic's target network moves towards the critic, once per iteration; 1 copies it."""
-    tau_policy: Fraction = 1.0
+    tau_policy: TracedFraction = 1.0
     """How far the policy's target network moves towards the policy, once per iteration; 1 copies it."""
 
     def __post_init__(self) -> None:
@@ -274,11 +315,16 @@ def plain(value: Any) -> Any:
 
 
 class Kind(NamedTuple):
-    """What a field can be: one of ``choices`` if there are any, else a bool, or a number in ``allowed``."""
+    """What a field can be: one of ``choices`` if there are any, else a bool, or a number in ``allowed``.
+
+    And how tuning treats it: whether it may be ``traced``, and where to ``search`` by default, if at all.
+    """
 
     type: type
     choices: tuple[str, ...] = ()
     allowed: Between = Between(-math.inf)
+    traced: bool = False
+    search: Search | None = None
 
 
 def field_kinds(cls: type[Settings]) -> dict[str, Kind]:
@@ -289,8 +335,10 @@ def field_kinds(cls: type[Settings]) -> dict[str, Kind]:
 
 def _kind(hint: Any) -> Kind:
     if get_origin(hint) is Annotated:
-        number, allowed = get_args(hint)
-        return Kind(number, allowed=allowed)
+        number, *notes = get_args(hint)
+        allowed = next((note for note in notes if isinstance(note, Between)), Between(-math.inf))
+        search = next((note for note in notes if isinstance(note, Search)), None)
+        return Kind(number, (), allowed, any(isinstance(note, Traced) for note in notes), search)
     if get_origin(hint) is Literal:
         return Kind(str, choices=get_args(hint))
     return Kind(hint)
@@ -305,6 +353,30 @@ def override(config: S, values: Mapping[str, Any]) -> S:
             raise unknown_name("setting", name, kinds)
         parsed[name] = _parse(name, value, kinds[name])
     return dataclasses.replace(config, **parsed)
+
+
+def with_traced(config: S, values: Mapping[str, Any]) -> S:
+    """``config`` with arrays, or what stands for them while a program is traced, in place of traced numbers.
+
+    They can't be checked here: check the numbers before they become arrays.
+    """
+    kinds = field_kinds(type(config))
+    made = copy.copy(config)
+    for name, value in values.items():
+        if not kinds[name].traced:
+            raise CapoError(f"{name} can't be an argument of the compiled program: it changes a shape or a branch")
+        object.__setattr__(made, name, value)
+    return made
+
+
+def check_value(cls: type[Settings], name: str, value: Any) -> Any:
+    """The value that a setting would have, parsed and checked on its own."""
+    kinds = field_kinds(cls)
+    if name not in kinds:
+        raise unknown_name("setting", name, kinds)
+    parsed = _parse(name, value, kinds[name])
+    _check(name, parsed, kinds[name])
+    return parsed
 
 
 def _check(name: str, value: Any, kind: Kind) -> None:

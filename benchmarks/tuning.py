@@ -1,0 +1,156 @@
+"""Trials of a tuning as one program, against the same trials one after another.
+
+    python benchmarks/tuning.py --out results/benchmarks/tuning.json
+    python benchmarks/tuning.py --out results/benchmarks/tuning.json --algo ppo --preset default
+
+Three ways to train the same trials, which differ in the numbers of the algorithm's default search space, with one
+seed each:
+
+- ``one program``: all trials are rows of one compiled program (what ``capo tune`` does);
+- ``one after another, one program``: a program for a single trial, compiled once, whose numbers are arguments;
+- ``one after another``: a training of its own for each, with its numbers compiled in (what a loop over
+  ``capo train`` does, less the start of each process).
+
+The ratios are of processor time, over all threads, which a busy machine changes least; there are wall times too.
+Rows are added to an existing file, one per environment, algorithm and preset.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from capo import envs
+from capo.files import write_json
+from capo.neural.algorithms.registry import find
+from capo.neural.algorithms.settings import override
+from capo.neural.learners import make_learner
+from capo.neural.learners.trials import TrialsLearner
+from capo.provenance import provenance
+from capo.sweeps.space import default_space
+
+WAYS = ("one program", "one after another, one program", "one after another")
+
+
+def random_trials(space: Any, count: int) -> list[dict[str, float]]:
+    """Settings drawn evenly from the space."""
+    import optuna
+
+    rng = np.random.RandomState(0)
+    drawn = []
+    for _ in range(count):
+        trial = {}
+        for name, one in space.items():
+            ends = one.distribution(optuna)
+            low, high = np.log([ends.low, ends.high]) if ends.log else (ends.low, ends.high)
+            number = rng.uniform(low, high)
+            trial[name] = one.from_search(float(np.exp(number)) if ends.log else float(number))
+        drawn.append(trial)
+    return drawn
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """The seconds of all three ways."""
+    row, env = find(options.algo), envs.make(options.env)
+    space = default_space(row.settings)
+    config = override(row.settings.preset(options.preset, env.name), {"horizon": options.frames})
+    iterations = -(-options.frames // config.frames_per_iteration)
+    trials = random_trials(space, options.trials)
+    names = sorted(space)
+    found = {way: Times() for way in WAYS}
+    whole = TrialsLearner(row.algorithm(config, env), env, names, len(trials))
+    single = TrialsLearner(row.algorithm(config, env), env, names, 1)
+    with found["one program"].compiling():
+        whole.compile()
+    with found["one program"].training():
+        whole.run(whole.start(trials, [0]), iterations)
+    with found["one after another, one program"].compiling():
+        single.compile()
+    for index, trial in enumerate(trials):
+        with found["one after another, one program"].training():
+            single.run(single.start([trial], [0]), iterations)
+        with found["one after another"].compiling():
+            learner = make_learner(row.algorithm(override(config, trial), env), env)
+            learner.compile()
+        with found["one after another"].training():
+            learner.run(learner.init([0]), iterations)
+        if index % 8 == 7:
+            print(f"{index + 1} of {len(trials)} trials: {found}", flush=True)
+    slow = found["one after another"]
+    return {
+        "env": options.env,
+        "algorithm": options.algo,
+        "preset": options.preset,
+        "trials": len(trials),
+        "frames_per_trial": iterations * config.frames_per_iteration,
+        "ways": {way: one.to_dict() for way, one in found.items()},
+        "times_less_processor_time": {way: round(slow.cpu / one.cpu, 2) for way, one in found.items()},
+        "load_average": os.getloadavg(),
+        "made_by": provenance(),
+    }
+
+
+class Times:
+    """Seconds of compiling and of training: processor time over all threads, and wall time."""
+
+    def __init__(self) -> None:
+        self.parts = {part: [0.0, 0.0] for part in ("compiling", "training")}
+
+    @property
+    def cpu(self) -> float:
+        """Processor time of both."""
+        return sum(part[0] for part in self.parts.values())
+
+    @contextmanager
+    def _measured(self, name: str) -> Iterator[None]:
+        cpu, wall = time.process_time(), time.perf_counter()
+        yield
+        self.parts[name][0] += time.process_time() - cpu
+        self.parts[name][1] += time.perf_counter() - wall
+
+    def compiling(self) -> AbstractContextManager[None]:
+        return self._measured("compiling")
+
+    def training(self) -> AbstractContextManager[None]:
+        return self._measured("training")
+
+    def to_dict(self) -> dict[str, float]:
+        return {
+            f"{name}_{kind}_seconds": round(value, 2)
+            for name, part in self.parts.items()
+            for kind, value in zip(("cpu", "wall"), part, strict=True)
+        }
+
+    def __repr__(self) -> str:
+        return str(self.to_dict())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="JSON file; an existing one is completed")
+    parser.add_argument("--env", default="minatar-breakout")
+    parser.add_argument("--algo", default="ncapo")
+    parser.add_argument("--preset", default="cpu")
+    parser.add_argument("--frames", type=float, default=10_000, help="per trial")
+    parser.add_argument("--trials", type=int, default=32)
+    options = parser.parse_args()
+    options.frames = int(options.frames)
+    found = measure(options)
+    rows = json.loads(options.out.read_text())["rows"] if options.out.exists() else []
+    keys = ("env", "algorithm", "preset", "trials", "frames_per_trial")
+    rows = [row for row in rows if any(row[key] != found[key] for key in keys)] + [found]
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    write_json(options.out, {"rows": rows})
+    print(json.dumps({key: found[key] for key in ("ways", "times_less_processor_time")}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
