@@ -7,8 +7,9 @@
 Four measurements, each stored with the load of the machine:
 
 - ``overhead``: the same trainings, one at a time, by `capo train` in a loop, by `capo sweep` on this machine, by
-  `capo sweep` on a Ray cluster of one node with one processor (started before, as a cluster is), each repeated in
-  turn. On a busy machine the processor time says more than the clock.
+  `capo sweep` on a Ray cluster of one node (started before, as a cluster is), each repeated in
+  turn. On a busy machine the processor time says more than the clock; that of Ray's workers cannot be seen from
+  here.
 - ``small jobs``: 64 trainings of well under a second with one program, two at a time. Jobs per second are counted
   from the first job that ended, when the workers are up and the program is compiled.
 - ``one small job``: the processor time of such a training in one process, which does not depend on what else the
@@ -21,6 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import shutil
 import statistics
 import subprocess
@@ -42,7 +44,6 @@ SMALL: dict[str, Any] = {
     "gradient_steps": 2,
     "replay_rollouts": 32,
 }
-MARK = f"CAPO_BENCHMARK={os.getpid()}"
 PARTS = ("empty", "overhead", "one", "small")
 OUT = Path(__file__).resolve().parents[1] / "results" / "benchmarks" / "sweep.json"
 
@@ -105,18 +106,9 @@ def same_results(one: Path, other: Path) -> bool:
 
 
 def processor_seconds() -> float:
-    """Processor time of this process and of all that it started so far, those that have ended included.
-
-    Ray's processes are not this one's children: they are known by a variable that they inherit.
-    """
-    total = 0
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            if int(path.name) == os.getpid() or MARK.encode() in (path / "environ").read_bytes():
-                total += sum(map(int, (path / "stat").read_text().rpartition(")")[2].split()[11:15]))
-        except OSError:  # ended meanwhile, or somebody else's
-            continue
-    return total / os.sysconf("SC_CLK_TCK")
+    """Processor time of the processes that this one started and that have ended, and of those below them."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def overhead(root: Path, frames: int, jobs: int, repeats: int, address: str | None) -> dict[str, Any]:
@@ -136,15 +128,14 @@ def overhead(root: Path, frames: int, jobs: int, repeats: int, address: str | No
             began, used = time.perf_counter(), processor_seconds()
             go(folder)
             clock[way].append(time.perf_counter() - began)
-            processor[way].append(processor_seconds() - used)
+            if way != "capo sweep, Ray":  # whose workers are not below this process
+                processor[way].append(processor_seconds() - used)
             if way != "capo train in a loop":
                 equal = equal and same_results(root / f"capo-train-in-a-loop-{turn}", folder)
-            print(
-                f"{way}: {clock[way][-1]:.1f} s, {processor[way][-1]:.1f} s of processors, {jobs} jobs", flush=True
-            )
+            print(f"{way}: {clock[way][-1]:.1f} s, {jobs} jobs", flush=True)
 
     def relative(times: dict[str, list[float]]) -> dict[str, float]:
-        middle = {way: statistics.median(own) for way, own in times.items()}
+        middle = {way: statistics.median(own) for way, own in times.items() if own}
         return {way: seconds / middle["capo train in a loop"] - 1 for way, seconds in middle.items()}
 
     return {
@@ -235,8 +226,6 @@ def main() -> None:
     parser.add_argument("--without-ray", action="store_true")
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
-    name, _, value = MARK.partition("=")
-    os.environ[name] = value
     os.environ.setdefault(
         "RAY_worker_niceness", "0"
     )  # Ray's own is 15: on a busy machine the others' work comes first

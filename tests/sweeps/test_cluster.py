@@ -44,6 +44,7 @@ def cluster() -> Iterator[Any]:
     """A head and two more nodes, with a processor each."""
     from ray.cluster_utils import Cluster
 
+    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's own is 15: it would wait for other tests
     fast = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "_system_config": fast})
     for _ in range(2):
