@@ -213,10 +213,12 @@ class Sharp(_Cpu):
     better than the current one: that is how the kernel computes it.
     """
 
-    def __init__(self, mdp: MDP, gauss_seidel: bool = False, threads: int = 1) -> None:
+    def __init__(
+        self, mdp: MDP, gauss_seidel: bool = False, threads: int = 1, values: Floats | None = None
+    ) -> None:
         self.action = first_actions(mdp)
         reward = np.take_along_axis(mdp.reward, self.action[:, None], axis=1)[:, 0]
-        super().__init__(mdp, first_values(mdp, reward), gauss_seidel, threads)
+        super().__init__(mdp, first_values(mdp, reward) if values is None else values, gauss_seidel, threads)
         self._margin, self._drift = np.full(mdp.n_states, -np.inf), 0.0
 
     def improve(self) -> Residuals:

@@ -1,7 +1,7 @@
 """Sweeps of modified CAPO on a GPU, or on any devices that jax has, in float64.
 
-The rounds and the certificate are those of :class:`capo.tabular.modified.Sharp` with Jacobi sweeps. Several devices
-split the states: each holds its part of the transitions, and the values, which every sweep gathers from all.
+The rounds and the certificate are those of :class:`capo.tabular.modified.Sharp` with Jacobi sweeps. Several
+devices split the states: each holds its part of the transitions, and all values, which every sweep gathers.
 """
 
 from __future__ import annotations
@@ -39,24 +39,22 @@ def gpu_devices() -> list[Any]:
 def padded(mdp: MDP, n_states: int) -> tuple[Any, Any, Any, Any]:
     """Successors (n, A, K) and their probabilities, rewards (n, A) and the allowed actions (n, A).
 
-    K is the longest row's length; shorter rows, and the states that make n a multiple of the number of devices, are
-    filled up with probability 0.
+    K is the longest row's length; shorter rows, and the states that make n a multiple of the number of devices,
+    are filled up with probability 0.
     """
     rows, n_actions = mdp.csr(), mdp.n_actions
     length = np.diff(rows.indptr)
     width = int(length.max())
     if width * len(length) > MOST_PADDING * rows.nnz + 1000:
         raise CapoError(
-            f"device='gpu' pads every row to the longest one's {width} successors, {width * len(length) / rows.nnz:.0f} "
-            "times what is stored: use device='cpu'"
+            f"device='gpu' pads every row to the longest one's {width} successors, "
+            f"{width * len(length) / rows.nnz:.0f} times what is stored: use device='cpu'"
         )
     pairs, total = len(length), n_states * n_actions
     successors, probabilities = np.zeros((total, width), np.int32), np.zeros((total, width))
     if rows.nnz == pairs * width:
-        successors[:pairs], probabilities[:pairs] = (
-            rows.indices.reshape(pairs, width),
-            rows.data.reshape(pairs, width),
-        )
+        successors[:pairs] = rows.indices.reshape(pairs, width)
+        probabilities[:pairs] = rows.data.reshape(pairs, width)
     else:
         row = np.repeat(np.arange(pairs), length)
         column = np.arange(rows.nnz) - np.repeat(rows.indptr[:-1], length)
@@ -85,7 +83,8 @@ class Device:
         self.mdp = mdp
         devices = gpu_devices() if devices is None else list(devices)
         mesh = Mesh(np.array(devices), ("states",))
-        split, everywhere = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("states",), ()))
+        split = NamedSharding(mesh, PartitionSpec("states"))  # type: ignore[no-untyped-call]
+        everywhere = NamedSharding(mesh, PartitionSpec())  # type: ignore[no-untyped-call]
         n_states = -(-mdp.n_states // len(devices)) * len(devices)
         action = np.zeros(n_states, np.int32)
         action[: mdp.n_states] = first_actions(mdp)

@@ -83,49 +83,51 @@ class ModifiedRun:
         sweeper = self._sweeper()
         choose = self.sweeps == "auto" and self.device == "cpu"
         rounds = Rounds(sweeper, self.mdp.gamma, self.k, choose, traced_rounds(self.mdp))
-        rounds.gap_bound = _first_gap(self.mdp)
-        ended = ""
-
-        def advance(n: int) -> int:
-            nonlocal ended
-            for done in range(n):
-                rounds.round()
-                if isinstance(sweeper, Soft) and sweeper.ended:
-                    ended = "the iterable of coordinates ended"
-                    rounds.rounds -= 1  # that one found nothing to update
-                elif rounds.stalled:
-                    ended = f"rounding keeps V* - V from being known to within less than {rounds.gap_bound:.3g}"
-                if ended:
-                    return 0
-                if self.tol is not None and rounds.gap_bound <= self.tol:
-                    # The bound of the round itself, confirmed from every pair.
-                    rounds.certify()
-                    return done + 1
-            return n
-
-        def status() -> Status:
-            return rounds.value_at(self.mdp.start), rounds.gap_bound, lambda: sweeper.log_policy
-
-        try:
-            recorder.run(advance, status, "no more rounds", every=self.record_every, early=True)
-        except KeyboardInterrupt:
-            # Wherever it came, the policy is worth at least V: what is left is to say how good that is.
-            sweeper.wait()
-            recorder.stopped = "stopped by Ctrl-C"
-        try:
-            recorder.stopped = ended or recorder.stopped
-            gap = rounds.certify()
-            recorder.settle(rounds.rounds, rounds.value_at(self.mdp.start), gap)
-            self._describe_sweeps(sweeper, rounds)
-            all_pairs, in_turn = not isinstance(self.rule, FromIterable), isinstance(self.rule, Cyclic)
-            trace = rounds.trace(self.stepsize.multiple, in_turn, all_pairs, self.tolerance)
-        finally:
-            sweeper.close()
-        return rounds, trace
-
-    def _describe_sweeps(self, sweeper: Sweeper, rounds: Rounds) -> None:
+        run_rounds(rounds, recorder, self.mdp, self.tol, self.record_every)
         kind = "Gauss-Seidel" if sweeper.gauss_seidel else "Jacobi with MacQueen's shift"
         self.settings["sweeps"] = f"{rounds.sweeps}, {kind}"
+        all_pairs, in_turn = not isinstance(self.rule, FromIterable), isinstance(self.rule, Cyclic)
+        return rounds, rounds.trace(self.stepsize.multiple, in_turn, all_pairs, self.tolerance)
+
+
+def run_rounds(rounds: Rounds, recorder: Recorder, mdp: MDP, tol: float | None, every: int | None = None) -> None:
+    """Make rounds until the recorder or the user ends the run; then certify what there is, from every pair."""
+    sweeper, ended = rounds.sweeper, ""
+    rounds.gap_bound = _first_gap(mdp)
+
+    def advance(n: int) -> int:
+        nonlocal ended
+        for done in range(n):
+            rounds.round()
+            if isinstance(sweeper, Soft) and sweeper.ended:
+                ended = "the iterable of coordinates ended"
+                rounds.rounds -= 1  # that one found nothing to update
+            elif rounds.stalled:
+                ended = f"rounding keeps V* - V from being known to within less than {rounds.gap_bound:.3g}"
+            if ended:
+                return 0
+            if tol is not None and rounds.gap_bound <= tol:
+                rounds.certify()  # the bound of the round itself, confirmed from every pair
+                return done + 1
+        return n
+
+    def status() -> Status:
+        return rounds.value_at(mdp.start), rounds.gap_bound, lambda: sweeper.log_policy
+
+    try:
+        recorder.run(advance, status, "no more rounds", every=every, early=True)
+    except KeyboardInterrupt:
+        # Wherever it came, the policy is worth at least V: what is left is to say how good that is.
+        sweeper.wait()
+        recorder.stopped = "stopped by Ctrl-C"
+    finally:
+        sweeper.wait()
+    try:
+        recorder.stopped = ended or recorder.stopped
+        gap = rounds.certify()
+        recorder.settle(rounds.rounds, rounds.value_at(mdp.start), gap)
+    finally:
+        sweeper.close()
 
 
 def _first_gap(mdp: MDP) -> float:
@@ -178,9 +180,7 @@ def prepare_modified(
 
 def _check_rule(rule: Rule, step: StepSize) -> None:
     if step.kind != "log":
-        raise CapoError(
-            f"critic='k-step' needs steps of at least log 1/pi: stepsize='log' with any multiple, not {step.kind!r}"
-        )
+        raise CapoError(f"critic='k-step' needs steps of at least log 1/pi: stepsize='log', not {step.kind!r}")
     if isinstance(rule, Cyclic):
         if rule.order != "state-major":
             raise CapoError("critic='k-step' goes through the pairs state by state: order must be 'state-major'")
