@@ -1,6 +1,6 @@
 """Modified CAPO on large sparse MDPs beside its peers: quantecon's modified policy iteration and mdpsolver.
 
-    python benchmarks/tabular_scale.py [--quick] [--out FILE]
+    python benchmarks/tabular_scale.py [--quick] [--huge] [--out FILE]
     python benchmarks/tabular_scale.py --draw [--out FILE]     # the chart, from the file
 
 Every row is a process of its own, so that its peak memory is its own. Peers and capo take turns. On a busy machine
@@ -22,6 +22,7 @@ import json
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -50,8 +51,8 @@ FULL = [
     ("random", 100_000, 0.95, 5),
     ("random", 100_000, 0.999, 5),
     ("random", 100_000, 0.9999, 3),
-    ("random", 10_000_000, 0.99, 1),
 ]
+HUGE = [("random", 10_000_000, 0.99, 1)]  # takes about 10 GB, most of it to build the MDP
 EXACT_UP_TO = 100_000
 LISTS_UP_TO = {"grid": 10_000, "random": 100_000}  # on grids mdpsolver takes minutes beyond
 PEER_UP_TO = 1_000_000
@@ -174,17 +175,22 @@ def clocked(work: Callable[[], Any]) -> tuple[float, float, Any]:
     return time.perf_counter() - started, time.process_time() - spent, result
 
 
-def first_calls() -> dict[str, float]:
-    """Seconds of the first solve of a small MDP: with nothing compiled yet, and in a new process after that."""
-    program = "import time; t = time.perf_counter(); import capo; capo.solve(capo.mdps.{}, {}); "
-    program += "print(time.perf_counter() - t)"
+def first_calls() -> dict[str, dict[str, float]]:
+    """Processor seconds of ``capo solve`` in a new process: with nothing compiled yet, and with all compiled."""
     found = {}
-    cases = {"chain:10, exact": ("chain(10)", ""), "slippery:72, k-step": ("slippery_grid(72)", "tol=1e-6")}
-    for name, case in cases.items():
-        for _ in range(2):  # the first may compile
-            ran = subprocess.run([sys.executable, "-c", program.format(*case)], capture_output=True, check=True)
-        found[f"{name}, new process"] = float(ran.stdout)
+    for name, options in {"chain:10": [], "slippery:72": ["--tol", "1e-6"]}.items():
+        with tempfile.TemporaryDirectory() as cache:
+            command = [sys.executable, "-m", "capo", "solve", name, *options]
+            spent = [_children_seconds(command, os.environ | {"NUMBA_CACHE_DIR": cache}) for _ in range(4)]
+        found[name] = {"nothing compiled yet": spent[0], "compiled": min(spent[1:])}
     return found
+
+
+def _children_seconds(command: list[str], env: dict[str, str]) -> float:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, env=env, capture_output=True, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 # --- the program ---
@@ -192,12 +198,12 @@ def first_calls() -> dict[str, float]:
 
 def draw(path: Path) -> Path:
     """A chart of processor seconds against states, from the file that a run wrote."""
-    from capo.report.figures import matplotlib
+    from matplotlib.figure import Figure
 
-    plt = matplotlib()
     rows = json.loads(path.read_text())["rows"]
     names = ["capo, 1 thread", "quantecon", "mdpsolver", "capo, exact batch"]
-    figure, axes = plt.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    axes = figure.subplots(1, 2, sharey=True)
     for ax, (kind, title) in zip(
         axes, (("grid", "slippery grid"), ("random", "random, 5 successors")), strict=True
     ):
@@ -218,19 +224,26 @@ def draw(path: Path) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--huge", action="store_true", help="ten million states as well")
     parser.add_argument("--quick", action="store_true", help="up to 100,000 states, one turn")
     parser.add_argument("--out", type=Path, default=Path("runs/bench/tabular_scale.json"))
     parser.add_argument("--draw", action="store_true", help="only draw the chart, from the file")
+    parser.add_argument("--first", action="store_true", help="only measure the first calls again, into the file")
     parser.add_argument("--row", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.row:
         kind, n_states, gamma, turns = options.row.split(",")
         print(json.dumps(measure(kind, int(n_states), float(gamma), int(turns))))
         return
+    if options.first:
+        kept = json.loads(options.out.read_text())
+        write_json(options.out, kept | {"first calls, processor s": first_calls()})
+        return
     if not options.draw:
         plan = [(*row[:3], 1) for row in FULL if row[1] <= 100_000] if options.quick else FULL
+        plan = plan + (HUGE if options.huge else [])
         report: dict[str, Any] = {"quick": options.quick, "tol": TOL, **provenance(), "rows": []}
-        report["first calls, s"] = first_calls()
+        report["first calls, processor s"] = first_calls()
         options.out.parent.mkdir(parents=True, exist_ok=True)
         for row in plan:
             command = [sys.executable, __file__, "--row", ",".join(map(str, row))]
