@@ -75,6 +75,12 @@ class Sweeper(Protocol):
     def shift(self, amount: float) -> None:
         """Add a constant to the values."""
 
+    def size(self) -> float:
+        """The size of the values, roughly: the greatest of some of them."""
+
+    def value_at(self, start: Floats) -> float:
+        """The values at a start distribution (S,)."""
+
     def wait(self) -> None:
         """Let everything that is under way end."""
 
@@ -151,6 +157,12 @@ class _Cpu:
 
     def shift(self, amount: float) -> None:
         self._values += amount
+
+    def size(self) -> float:
+        return float(np.abs(self._values[:: max(1, len(self._values) // 64)]).max())
+
+    def value_at(self, start: Floats) -> float:
+        return float(start @ self._values)
 
     def wait(self) -> None:
         wait(self._running)
@@ -241,8 +253,7 @@ class Sharp(_Cpu):
         """Account for a sweep that changed V by between low and high."""
         # Beside the span of the change, what rounding may add to the difference of two Q.
         spread = high - (min(low, 0.0) if self.gauss_seidel else low)
-        size = float(np.abs(self._values[:: max(1, len(self._values) // 64)]).max())
-        self._drift += self.mdp.gamma * spread + 8 * EPS * size
+        self._drift += self.mdp.gamma * spread + 8 * EPS * self.size()
 
     def _evaluate(self, out: Floats, backward: bool, blocked: bool) -> tuple[float, float]:
         problem = (*self._matrix, self.mdp.reward, self.mdp.gamma)
@@ -378,7 +389,7 @@ class Rounds:
 
     def value_at(self, start: Floats) -> float:
         """V at a start distribution (S,)."""
-        return float(start @ self.sweeper.values) + self._offset
+        return self.sweeper.value_at(start) + self._offset
 
     def round(self) -> None:
         """Make one round."""
@@ -419,8 +430,7 @@ class Rounds:
         return self._still > STALLED_AFTER
 
     def _count_still(self, measure: float) -> None:
-        values = self.sweeper.values
-        at_rounding = measure <= 64 * EPS * float(np.abs(values[:: max(1, len(values) // 64)]).max())
+        at_rounding = measure <= 64 * EPS * self.sweeper.size()
         self._still = self._still + 1 if at_rounding and measure >= self._least else 0
         self._least = min(self._least, measure)
 

@@ -81,6 +81,7 @@ class Device:
 
     def __init__(self, mdp: MDP, devices: Sequence[Any] | None = None) -> None:
         self.mdp = mdp
+        self._start: tuple[Floats, Any] | None = None  # a start distribution, and the same on the devices
         devices = gpu_devices() if devices is None else list(devices)
         mesh = Mesh(np.array(devices), ("states",))
         split = NamedSharding(mesh, PartitionSpec("states"))  # type: ignore[no-untyped-call]
@@ -118,6 +119,16 @@ class Device:
     def shift(self, amount: float) -> None:
         with jax.enable_x64(True):
             self._values = self._values + amount
+
+    def size(self) -> float:
+        return float(np.abs(np.asarray(self._values[:: max(1, len(self._values) // 64)])).max())
+
+    def value_at(self, start: Floats) -> float:
+        with jax.enable_x64(True):
+            if self._start is None or self._start[0] is not start:
+                padding = np.zeros(len(self._values) - len(start))
+                self._start = start, jax.device_put(np.concatenate([start, padding]), self._values.sharding)
+            return float(self._start[1] @ self._values)
 
     def wait(self) -> None:
         self._values.block_until_ready()

@@ -115,15 +115,13 @@ def run_rounds(rounds: Rounds, recorder: Recorder, mdp: MDP, tol: float | None, 
         return rounds.value_at(mdp.start), rounds.gap_bound, lambda: sweeper.log_policy
 
     try:
-        recorder.run(advance, status, "no more rounds", every=every, early=True)
-    except KeyboardInterrupt:
-        # Wherever it came, the policy is worth at least V: what is left is to say how good that is.
-        sweeper.wait()
-        recorder.stopped = "stopped by Ctrl-C"
-    finally:
-        sweeper.wait()
-    try:
+        try:
+            recorder.run(advance, status, "no more rounds", every=every, early=True)
+        except KeyboardInterrupt:
+            recorder.stopped = "stopped by Ctrl-C"
+            sweeper.wait()
         recorder.stopped = ended or recorder.stopped
+        # Wherever a stop came: the certificate holds for any policy and any values.
         gap = rounds.certify()
         recorder.settle(rounds.rounds, rounds.value_at(mdp.start), gap)
     finally:

@@ -60,7 +60,7 @@ def certify_modified(record: RunRecord, max_steps: int = 2000) -> Certificate:
     scale = max(float(np.abs(record.values).max()), float(np.abs(mdp.reward).max()))
     if record.rounds is not None:
         scale = max(scale, float(np.abs(record.rounds.values).max()))
-    terms = 8 + mdp.n_actions + float(np.sqrt(mdp.n_states))  # as in the rounding of the other certificate
+    terms = 8 + mdp.n_actions + int(np.diff(mdp.csr().indptr).max())  # additions in a backup
     run = _Run(record, mdp, scale, 4 * terms * EPS * scale, 0.0)
     run.solved = value_rounding(mdp, scale) + run.backup / (1 - mdp.gamma)
     checks = Checklist()
