@@ -90,6 +90,7 @@ wheel-check:
 
 bench: .venv/.peers
 	$(BIN)/python benchmarks/tabular.py
+	$(BIN)/python benchmarks/tabular_scale.py
 	$(BIN)/python benchmarks/neural.py --out runs/bench/neural.json
 
 clean:

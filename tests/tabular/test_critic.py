@@ -176,10 +176,10 @@ def test_an_evaluation_that_cannot_go_further_says_so():
 
 
 def test_a_dense_inverse_that_would_not_fit_is_refused_before_allocation():
-    with pytest.raises(CapoError, match=r"20000 states would take 8\.9 GB.*use rule='batch'"):
+    with pytest.raises(CapoError, match=r"20000 states would take 8\.9 GB.*critic='k-step' or rule='batch'"):
         DenseCritic(_Large(), np.zeros((1, 1)), 1e-12)
-    with pytest.raises(CapoError, match="use rule='batch'"):
-        capo.solve(mdps.slippery_grid(200), rule="cyclic")
+    with pytest.raises(CapoError, match="use critic='k-step' or rule='batch'"):
+        capo.solve(mdps.slippery_grid(200), rule="cyclic", critic="exact")
 
 
 class _Large:

@@ -269,7 +269,7 @@ def test_results_are_saved(tmp_path):
         ({"sign_tol": 0.0}, "sign_tol=0.0"),
         ({"mu": [1.0]}, r"mu: shape \(1,\)"),
         ({"mu": np.eye(11)[0]}, "mu: entry 1 is 0"),
-        ({"critic": "exact"}, "unknown critic 'exact'"),
+        ({"critic": "precise"}, "unknown critic 'precise'"),
         ({"record_every": 0}, "record_every=0"),
     ],
 )

@@ -37,7 +37,8 @@ examples:
   capo solve FrozenLake-v1 --gamma 0.99 --rule batch
   capo solve garnet:100,4,5 --rule randomized --tol 1e-6 --out runs/garnet
   capo solve bandit --rule on-policy --stepsize on-policy --iterations 10000
-  capo solve slippery:316 --rule batch --tol 1e-6
+  capo solve slippery:1000 --tol 1e-6
+  capo solve chain:10 --critic k-step --certificate
 """
 
 
@@ -79,7 +80,12 @@ def add_parser(subparsers: Subparsers) -> None:
         "--tol", type=float, help="stop when V* - V is certified to be at most this (default 1e-8, if attainable)"
     )
     stop("--sign-tol", type=float, help="advantages up to this size count as 0")
-    stop("--critic", default="auto", help="how rule batch evaluates: auto, direct or signs (default auto)")
+    critic = "how policies are evaluated: auto, exact, direct, signs or k-step (default auto: k-step if large)"
+    stop("--critic", default="auto", help=critic)
+    stop("--k", type=int, metavar="N", help="k-step critic: sweeps per round (default: as many as it takes)")
+    stop("--threads", type=int, metavar="N", help="k-step critic: threads (default: one per core if large)")
+    stop("--device", default="auto", help="k-step critic: auto, cpu or gpu (default auto)")
+    stop("--time-limit", type=float, metavar="S", help="stop after S seconds, with what is certified by then")
     stop("--seed", type=int, default=0, help="seed of the rule's random numbers (default 0)")
     stop("--certificate", action="store_true", help="check the paper's statements along the run")
     stop("--out", type=Path, metavar="DIR", help="write the result, history, policy and a plot to DIR")
@@ -97,6 +103,8 @@ def run(options: argparse.Namespace) -> int:
             raise CapoError(f"{options.out} contains a training run; give another folder as --out")
         prepare_folder(options.out)
     chosen: dict[str, Any] = {name: value for name, value in vars(options).items() if name not in _OWN}
+    if options.certificate and options.critic == "auto":
+        chosen["critic"] = "exact"  # the paper's statements are about its exact algorithm
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", CapoWarning)
         result = solve(mdp, progress=True, **chosen)

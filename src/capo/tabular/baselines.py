@@ -1,8 +1,10 @@
-"""What CAPO is compared with: policy gradient, natural policy gradient, policy iteration, value iteration.
+"""What CAPO is compared with: policy gradient, natural policy gradient, policy iteration (also modified), value
+iteration.
 
 All are exact and return a :class:`capo.Result`, except :func:`stochastic_npg`, which samples the arms of a bandit
 with many seeds and returns a :class:`~capo.tabular.record.ManyResult`. Gap bounds are max A+ / (1 - gamma) of the
-evaluated policy, so they need no V*. Public as ``capo.baselines``.
+evaluated policy, so they need no V*. Dynamic programming on large MDPs evaluates by iteration
+(:mod:`capo.tabular.baselines_large`). Public as ``capo.baselines``.
 """
 
 from __future__ import annotations
@@ -20,11 +22,13 @@ import numpy as np
 from capo.checks import between, positive, whole
 from capo.checks import seeds as checked_seeds
 from capo.errors import CapoError, unknown_name
+from capo.tabular import baselines_large as large
 from capo.tabular.coordinates import check_pairs
 from capo.tabular.critic import greatest_advantage, single_threaded_blas
 from capo.tabular.engine import DEFAULT_TOL, RELATIVE_SIGN_TOL, initial_log_policy, rounded_up, value_scale
 from capo.tabular.kernels import draw_action, normalise_row
 from capo.tabular.mdp import MDP, Floats, as_floats, check_distribution, require_mdp
+from capo.tabular.modified import Sharp
 from capo.tabular.record import Baseline, Callback, ManyResult, Recorder, record_points
 from capo.tabular.solver import Result
 from capo.tabular.theory.lemmas import PolicyValues
@@ -179,7 +183,9 @@ def policy_iteration(
 ) -> Result:
     """Howard's policy iteration, from the greedy policy of the rewards or from ``init``.
 
-    Stops when no action improves, with an optimal policy, or when the certified gap is within ``tol``.
+    Stops when no action improves, with an optimal policy, or when the certified gap is within ``tol``. Sparse MDPs
+    of 5000 states or more are evaluated iteratively, and ``values`` are then a lower bound on V; the run
+    ends at the gap of ``tol``, by default 1e-8 or what rounding allows.
 
     Args:
         mdp: the MDP.
@@ -188,6 +194,13 @@ def policy_iteration(
     require_mdp(mdp)
     start = _deterministic(mdp, mdp.reward) if init is None else initial_log_policy(mdp, init, None)
     baseline = Baseline("policy iteration", monotone=True)
+    if large.is_large(mdp):
+        solved = large.Solved(mdp)
+        large.start_from(solved, None if init is None else np.exp(start), 1)
+        return large.run_baseline(
+            baseline, solved, 2, iterations, tol, record_every=1, callback=callback, progress=progress,
+            settings={"evaluation": "GMRES"},
+        )  # fmt: skip
     ascent = _Ascent(mdp, baseline, iterations, tol, 1, callback, progress, {}, default_tol=False)
 
     def improve(now: PolicyValues) -> Floats | None:
@@ -212,7 +225,8 @@ def value_iteration(
 ) -> Result:
     """Value iteration V <- max_a Q; the policy is greedy with respect to V.
 
-    History and result describe that greedy policy, evaluated exactly, not the iterate.
+    History and result describe that greedy policy, evaluated exactly, not the iterate. On sparse MDPs of 5000
+    states or more, what is evaluated is a bound, from the iterate's residual.
 
     Args:
         mdp: the MDP.
@@ -224,6 +238,11 @@ def value_iteration(
     iterate = as_floats("values=", given, "is not a vector of numbers")
     if iterate.shape != (mdp.n_states,) or not np.isfinite(iterate).all():
         raise CapoError(f"values of shape {iterate.shape} must be finite and of shape (S,) = ({mdp.n_states},)")
+    if large.is_large(mdp):
+        return large.run_baseline(
+            Baseline("value iteration"), Sharp(mdp, values=iterate.copy()), 1, iterations, tol,
+            record_every=record_every, callback=callback, progress=progress, settings={},
+        )  # fmt: skip
     q = mdp.q_values(iterate)
 
     def improve(now: PolicyValues) -> Floats:  # noqa: ARG001
@@ -234,6 +253,43 @@ def value_iteration(
     baseline = Baseline("value iteration")
     ascent = _Ascent(mdp, baseline, iterations, tol, record_every, callback, progress, {})
     return ascent.run(_deterministic(mdp, q), improve)
+
+
+def modified_policy_iteration(
+    mdp: MDP,
+    k: int = 20,
+    iterations: int | None = None,
+    tol: float | None = None,
+    *,
+    init: Any = None,
+    threads: int = 1,
+    record_every: int | None = None,
+    callback: Callback | None = None,
+    progress: bool = False,
+) -> Result:
+    """Modified policy iteration (Puterman and Shin): greedy actions, then k sweeps of the policy's own backup.
+
+    The policy is certified by the residual of the values; ``values`` are a lower bound on its V.
+
+    Args:
+        mdp: the MDP.
+        k: sweeps per iteration; 1 is value iteration.
+        iterations, tol, init, record_every, callback, progress: as in :func:`capo.solve`.
+        threads: how many.
+
+    >>> import capo
+    >>> modified_policy_iteration(capo.mdps.garnet(50, 3, 4), tol=1e-6).converged
+    True
+    """
+    require_mdp(mdp)
+    k = whole("k", k)
+    sweeper = Sharp(mdp, threads=min(whole("threads", threads), mdp.n_states))
+    if init is not None:
+        large.start_from(sweeper, np.exp(initial_log_policy(mdp, init, None)), k)
+    return large.run_baseline(
+        Baseline("modified policy iteration"), sweeper, k, iterations, tol,
+        record_every=record_every, callback=callback, progress=progress, settings={"k": k},
+    )  # fmt: skip
 
 
 def _deterministic(mdp: MDP, scores: Floats) -> Floats:

@@ -124,7 +124,7 @@ def require_dense(n_states: int) -> None:
         raise CapoError(
             f"single-coordinate and mini-batch rules keep a dense inverse: {n_states} states would take "
             f"{needed / 2**30:.1f} GB, more than the {DENSE_BYTES_LIMIT / 2**30:.0f} GB allowed (S <= {most}); "
-            "use rule='batch', which stays sparse"
+            "use critic='k-step' or rule='batch', which stay sparse"
         )
 
 

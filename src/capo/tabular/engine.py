@@ -49,7 +49,7 @@ from capo.tabular.mdp import MDP, Bools, Floats, Ints, as_floats, check_distribu
 from capo.tabular.record import ManyResult, Signs, Trace, record_points
 from capo.update import StepSize, coordinate_update, floor, log_normalise
 
-CRITICS = ("auto", "direct", "signs")
+CRITICS = ("auto", "exact", "direct", "signs", "k-step")
 DEFAULT_TOL = 1e-8
 DEFAULT_CYCLES = 10_000  # where a run that asked for a gap gives up
 RELATIVE_SIGN_TOL = 1e-13
@@ -202,11 +202,26 @@ def prepare(
     )
 
 
+def takes_k_steps(critic: str, mdp: MDP, rule: Rule, step: StepSize, counted: bool) -> bool:
+    """Whether a run uses the k-step critic: asked for, or large and only its solution is wanted.
+
+    ``counted``: whether a number of iterations was asked for, that is, a trajectory.
+    """
+    if critic not in CRITICS:
+        raise unknown_name("critic", critic, CRITICS)
+    if critic != "auto":
+        return critic == "k-step"
+    in_order = isinstance(rule, Batch) or (isinstance(rule, Cyclic) and rule.order == "state-major")
+    large = mdp.is_sparse and mdp.n_states >= SIGN_CRITIC_ABOVE
+    return large and in_order and step.kind == "log" and not counted
+
+
 def _check_critic(critic: str, rule: Rule, mdp: MDP) -> str:
     if not isinstance(rule, Batch):
         require_dense(mdp.n_states)
     if critic not in CRITICS:
         raise unknown_name("critic", critic, CRITICS)
+    critic = "auto" if critic == "exact" else critic
     if critic != "auto" and not isinstance(rule, Batch):
         raise CapoError(f"critic={critic!r} applies to rule='batch' only; rule {rule.name!r} has a single critic")
     if critic == "auto":

@@ -96,6 +96,29 @@ class Trace:
         return signs, batch
 
 
+@dataclass
+class RoundTrace:
+    """The rounds of a run of modified CAPO one by one, from the first on: what its certificate checks.
+
+    Attributes:
+        log_policies: (R + 1, S, A), before the first round and after each.
+        values: (R + 1, S) V at the same times.
+        jacobi: (R,) whether the sweeps of a round were Jacobi's.
+        multiple: of log 1/pi in every update.
+        in_turn: whether the pairs of a state were updated one after another.
+        all_pairs: whether every round updated every pair.
+        tolerance: differences of Q up to this had sign 0.
+    """
+
+    log_policies: Floats
+    values: Floats
+    jacobi: Bools
+    multiple: float
+    in_turn: bool
+    all_pairs: bool
+    tolerance: float
+
+
 @dataclass(frozen=True)
 class Baseline:
     """Which baseline made a run, as far as the theory needs to know.
@@ -106,7 +129,13 @@ class Baseline:
         eta: step size of the natural policy gradient.
     """
 
-    method: Literal["policy gradient", "natural policy gradient", "policy iteration", "value iteration"]
+    method: Literal[
+        "policy gradient",
+        "natural policy gradient",
+        "policy iteration",
+        "value iteration",
+        "modified policy iteration",
+    ]
     monotone: bool = False
     proven_step: bool = False
     eta: float = 0.0
@@ -138,6 +167,7 @@ class RunRecord:
     cycle_length: int = 1
     mu: Floats | None = None
     trace: Trace | None = None
+    rounds: RoundTrace | None = None
     refactorisations: int = 0
     horizon: int | None = None
 
@@ -177,6 +207,8 @@ class Snapshot:
 
 
 Callback = Callable[[Snapshot], object]
+# V at the start distribution, the certified gap, and the (S, A) log-policy or a function that makes it
+Status = tuple[float, float, "Floats | Callable[[], Floats]"]
 
 
 class Recorder:
@@ -187,14 +219,18 @@ class Recorder:
         limit: the most iterations.
         tol: stop when V* - V is certified to be at most this; None for never.
         callback: called at every entry of the history.
+        progress: show a status line on standard error.
+        time_limit: seconds after which the run ends at the next entry; None for never.
 
     Attributes:
         stopped: why the run is over, in words; empty as long as it is not.
     """
 
     def __init__(
-        self, algorithm: str, limit: int, tol: float | None, callback: Callback | None, progress: bool
-    ) -> None:
+        self, algorithm: str, limit: int, tol: float | None, callback: Callback | None, progress: bool,
+        time_limit: float | None = None,
+    ) -> None:  # fmt: skip
+        self._time_limit = time_limit
         self._algorithm, self._limit, self._tol, self._callback = algorithm, limit, tol, callback
         self._ticker, self._started = show_progress(progress), time.perf_counter()
         self._rows: list[tuple[int, float, float, float]] = []
@@ -203,19 +239,22 @@ class Recorder:
     def run(
         self,
         advance: Callable[[int], int],
-        status: Callable[[], tuple[float, float, Floats]],
+        status: Callable[[], Status],
         ended: str,
         cycle: int = 1,
         every: int | None = None,
+        early: bool = False,
     ) -> int:
         """Advance from one entry of the history to the next until the run is over; the iterations made.
 
         Args:
             advance: makes up to n iterations and returns how many; fewer only if there are no more.
-            status: V at the start distribution, the certified gap, and the (S, A) log-policy.
+            status: V at the start distribution, the certified gap, and the (S, A) log-policy or what makes it.
             ended: what to say when there are no more iterations.
             cycle: iterations in a cycle of the rule.
             every: iterations between entries; by default every cycle at first, then sparser.
+            early: whether ``advance`` may return early because there is something to record; it then returns 0
+                when there are no more iterations.
         """
         iteration = 0
         try:
@@ -226,7 +265,7 @@ class Recorder:
                 n = min(n, self._limit - iteration)
                 done = advance(n)
                 iteration += done
-                if done < n:
+                if done < n and not (early and done):
                     self.stopped = ended
                 if done > 0:
                     self._record(iteration, *status())
@@ -234,7 +273,9 @@ class Recorder:
             self._ticker.close()
         return iteration
 
-    def _record(self, iteration: int, value: float, gap_bound: float, log_policy: Floats) -> None:
+    def _record(
+        self, iteration: int, value: float, gap_bound: float, log_policy: Floats | Callable[[], Floats]
+    ) -> None:
         """Add the policy after ``iteration`` iterations to the history."""
         seconds, tol = time.perf_counter() - self._started, self._tol
         self._rows.append((iteration, value, gap_bound, seconds))
@@ -246,10 +287,18 @@ class Recorder:
             self.stopped = f"V* - V <= {tol:g} certified"
         elif iteration >= self._limit:
             self.stopped = f"{self._limit} iterations done" + ("" if tol is None else f" before V* - V <= {tol:g}")
+        elif self._time_limit is not None and seconds >= self._time_limit:
+            self.stopped = f"the time limit of {self._time_limit:g} s was reached"
         if self._callback is not None:
-            said = self._callback(Snapshot(iteration, value, gap_bound, log_policy.copy(), seconds))
+            policy = log_policy() if callable(log_policy) else log_policy.copy()
+            said = self._callback(Snapshot(iteration, value, gap_bound, policy, seconds))
             if isinstance(said, bool | np.bool_) and not said:
                 self.stopped = self.stopped or "stopped by the callback"
+
+    def settle(self, iteration: int, value: float, gap_bound: float) -> None:
+        """Make this the last entry of the history: what is certified in the end, wherever the run stopped."""
+        self._rows = [row for row in self._rows if row[0] < iteration]
+        self._rows.append((iteration, value, gap_bound, time.perf_counter() - self._started))
 
     def outcome(self) -> dict[str, Any]:
         """The fields of a :class:`RunRecord` that are known here."""

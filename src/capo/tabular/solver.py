@@ -11,13 +11,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from capo.checks import whole
+from capo.checks import positive, whole
 from capo.errors import CapoError
 from capo.files import atomic_file, prepare_folder, write_json, write_text
 from capo.provenance import provenance
 from capo.tabular.coordinates import Batch, fits_any_mdp, make_rule
-from capo.tabular.engine import Problem, Runner, make_stepsize, prepare, solve_many
-from capo.tabular.mdp import MDP, Floats, require_mdp
+from capo.tabular.engine import Problem, Runner, make_stepsize, prepare, solve_many, takes_k_steps
+from capo.tabular.mdp import MDP, Floats, check_distribution, require_mdp
+from capo.tabular.modified_run import ModifiedRun, prepare_modified
 from capo.tabular.proof import Proof, prove
 from capo.tabular.record import Callback, ManyResult, Recorder, RunRecord, Snapshot
 from capo.tabular.theory import Certificate, certify
@@ -33,21 +34,23 @@ class Result(RunRecord):
     Attributes:
         policy: (S, A).
         log_policy: (S, A), exact where ``policy`` underflows.
-        values: (S,) V of the policy.
+        values: (S,) V of the policy; with the k-step critic a lower bound on it, within ``gap_bound`` of V*.
         q: (S, A).
         value: V at the start distribution.
         converged: whether the certified gap reached the tolerance asked for.
         gap_bound: V*(s) - V(s) is at most this at every state in ``covered``; computed without knowing V*.
         covered: (S,) the states that the bound holds for: all, or those that a walk can reach.
         tol: the gap that the run was to reach; None if it was to make a number of iterations.
-        counts: (S, A) visits of every pair; None for baselines, which have no coordinates.
+        counts: (S, A) visits of every pair; None for baselines, which have no coordinates, and for the k-step
+            critic, whose rounds are cycles.
         history: arrays ``iteration``, ``value`` (at the start distribution), ``gap_bound``, ``seconds``.
         stopped: why the run ended, in words.
         settings: what was run, for display.
-        rule, stepsize, critic: the coordinate rule, the step size and (rule ``batch``) the critic; None for
-            baselines.
+        rule, stepsize, critic: the coordinate rule, the step size and the critic (``direct`` or ``signs`` for
+            rule ``batch``, ``k-step`` for modified CAPO); None for baselines.
         baseline: which baseline it was; None for CAPO.
         trace: the first updates one by one; None for baselines and where they would not fit in memory.
+        rounds: the first rounds of modified CAPO one by one, if they fit in memory.
         refactorisations: how often the critic had to start afresh because of rounding.
         horizon: H of a run over a finite horizon, whose ``mdp`` is the unrolled one; otherwise None.
     """
@@ -181,7 +184,12 @@ def solve(
     theta: Any = None,
     mu: Any = None,
     sign_tol: float | None = None,
-    critic: Literal["auto", "direct", "signs"] = "auto",
+    critic: Literal["auto", "exact", "direct", "signs", "k-step"] = "auto",
+    k: int | None = None,
+    sweeps: Literal["auto", "gauss-seidel", "jacobi"] = "auto",
+    threads: int | None = None,
+    device: Literal["auto", "cpu", "gpu"] = "auto",
+    time_limit: float | None = None,
     record_every: int | None = None,
     callback: Callback | None = None,
     progress: bool = False,
@@ -213,8 +221,16 @@ def solve(
         mu: (S,) distribution for the rate bounds of the certificate; uniform by default.
         sign_tol: advantages up to this size count as 0. By default 1e-13 times a bound on the values (at
             least 1); with critic ``signs`` and a ``tol``, the largest that still reaches it.
-        critic: how rule ``batch`` evaluates all pairs: ``direct`` (LU), ``signs`` (iteratively, only as far as
-            the signs need), ``auto`` (by size).
+        critic: how policies are evaluated. ``exact``: the paper's algorithm; rule ``batch`` then uses ``direct``
+            (LU) or ``signs`` (iteratively, only as far as the signs need), by size. ``k-step``: modified CAPO, for
+            large MDPs, with rule ``cyclic``, ``batch`` or an iterable of lists of pairs. ``auto``: ``k-step`` for
+            sparse MDPs of 5000 states or more if neither ``iterations`` nor ``cycles`` is given, else ``exact``.
+            ``result.critic`` says which.
+        k: k-step critic: sweeps per round; by default as many as the residuals suggest.
+        sweeps: k-step critic: kind of sweeps; by default chosen by how the residuals behave.
+        threads: k-step critic: how many; by default one per core for large MDPs.
+        device: k-step critic: ``gpu`` uses all GPUs that jax sees, ``auto`` the same for large MDPs.
+        time_limit: seconds after which the run ends at the next entry of the history.
         record_every: iterations between entries of the history; by default every cycle at first, then sparser.
         callback: called with a :class:`Snapshot` at every entry of the history; returning False stops the run.
         progress: show a status line on standard error.
@@ -241,12 +257,55 @@ def solve(
     seed = whole("seed", seed, 0)
     if callback is not None and not callable(callback):
         raise CapoError(f"callback={callback!r} must be callable")
+    time_limit = None if time_limit is None else positive("time_limit", time_limit)
+    if takes_k_steps(critic, mdp, chosen, step, counted=iterations is not None or cycles is not None):
+        if cycles is not None:
+            raise CapoError("a round of the k-step critic is a cycle: give iterations instead of cycles")
+        own_step = isinstance(stepsize, StepSize) or stepsize != "log" or multiple is not None
+        modified = prepare_modified(
+            mdp, chosen, step, own_step=own_step, iterations=iterations, tol=tol, init=init, theta=theta,
+            sign_tol=sign_tol, k=k, sweeps=sweeps, threads=threads, device=device, record_every=record_every,
+        )  # fmt: skip
+        return _modified_result(modified, mu, callback, progress, time_limit)
+    given = {"k": k, "threads": threads} | {"sweeps": sweeps, "device": device}
+    wrong = [name for name, value in given.items() if value not in (None, "auto", "cpu")]
+    if wrong:
+        raise CapoError(f"{', '.join(wrong)}: for critic='k-step' only, and this run uses the exact one")
     problem = prepare(mdp, chosen, step, iterations, tol, cycles, init, theta, mu, sign_tol, critic, record_every)
-    recorder = Recorder(f"{chosen.name} CAPO", problem.limit, problem.tol, callback, progress)
+    recorder = Recorder(f"{chosen.name} CAPO", problem.limit, problem.tol, callback, progress, time_limit)
     runner = problem.runner(seed)
     ended = "the iterable of coordinates ended"
     iterations = recorder.run(runner.advance, runner.status, ended, problem.cycle, problem.record_every)
     return _result(problem, runner, iterations, {**problem.settings, "seed": seed}, recorder.outcome())
+
+
+def _modified_result(
+    modified: ModifiedRun, mu: Any, callback: Callback | None, progress: bool, time_limit: float | None
+) -> Result:
+    """Run modified CAPO."""
+    mdp, name = modified.mdp, f"modified {modified.rule.name} CAPO"
+    weights = None if mu is None else check_distribution(mu, mdp.n_states, "mu", positive=True)
+    recorder = Recorder(name, modified.limit, modified.tol, callback, progress, time_limit)
+    rounds, trace = modified.run(recorder)
+    outcome = recorder.outcome()
+    return Result(
+        **outcome,
+        mdp=mdp,
+        algorithm=name,
+        log_policy=rounds.sweeper.log_policy,
+        values=rounds.values,
+        covered=np.ones(mdp.n_states, bool),
+        converged=modified.tol is not None and outcome["gap_bound"] <= modified.tol,
+        iterations=rounds.rounds,
+        settings=modified.settings,
+        tol=modified.tol,
+        rule=modified.rule,
+        stepsize=modified.stepsize,
+        critic="k-step",
+        sign_tol=modified.tolerance,
+        mu=weights,
+        rounds=trace,
+    )
 
 
 def _result(

@@ -29,6 +29,7 @@ from capo.tabular.theory.checks import (
     not_on_policy_step,
 )
 from capo.tabular.theory.lemmas import FORMS, PolicyValues, Sides
+from capo.tabular.theory.modified import certify_modified
 from capo.tabular.theory.rates import Rate
 from capo.update import coordinate_update, log_normalise
 
@@ -41,7 +42,7 @@ SEEDS_ABOVE = 200  # states above which no additional seeds are run
 
 
 def certify(result: RunRecord, *, mu: Any = None, seeds: int = 100, max_steps: int = 2000) -> Certificate:
-    """Check the paper's statements along a run.
+    """Check the paper's statements along a run, or along one with the k-step critic those of modified CAPO.
 
     Everything is evaluated again by plain linear algebra and V* comes from plain policy iteration; nothing is
     taken from the engine that made the run. Rewards outside [0, 1] are rescaled first, which changes no sign and
@@ -59,6 +60,8 @@ def certify(result: RunRecord, *, mu: Any = None, seeds: int = 100, max_steps: i
     (True, 'held')
     """
     seeds, max_steps = whole("seeds", seeds), whole("max_steps", max_steps)
+    if result.critic in ("k-step", "iterative"):
+        return certify_modified(result, max_steps)
     with single_threaded_blas:
         run, checks = prepare_run(result, mu, seeds, max_steps), Checklist()
         if result.baseline is not None or result.trace is None:

@@ -1,0 +1,68 @@
+"""Modified CAPO on jax's devices, here three that share a CPU, against the same rounds by numba."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+PROGRAM = """
+import jax
+import numpy as np
+import capo
+from capo.tabular.modified import Rounds, Sharp
+from capo.tabular import modified_device
+from capo.tabular.modified_device import Device, padded
+
+modified_device.gpu_devices = jax.devices
+
+assert len(jax.devices()) == 3
+limited = capo.mdps.garnet(50, 4, 3, gamma=0.95)
+limited.actions = np.random.default_rng(0).random((50, 4)) < 0.7
+limited.actions[:, 2] = True
+uneven = capo.mdps.forest(10)
+for mdp in (capo.mdps.garnet(41, 2, 3, gamma=0.99), limited, uneven):  # no ties
+    for devices in (jax.devices()[:1], jax.devices()):
+        both = [Rounds(of, mdp.gamma, 4, choose=False) for of in (Sharp(mdp), Device(mdp, devices))]
+        for _ in range(12):
+            for rounds in both:
+                rounds.round()
+            one, other = both
+            assert np.abs(one.values - other.values).max() < 1e-11 * (1 + np.abs(one.values).max())
+            assert abs(one.gap_bound - other.gap_bound) < 1e-10 * (1 + np.abs(one.values).max()) / (1 - mdp.gamma)
+        assert abs(one.certify() - other.certify()) < 1e-10 * (1 + np.abs(one.values).max()) / (1 - mdp.gamma)
+        best = capo.solve(mdp, critic="k-step", tol=1e-8).values
+        assert np.abs(other.values - best).max() <= other.gap_bound + 2e-8
+        assert other.values.dtype == np.float64
+
+for mdp in (capo.mdps.slippery_grid(7), capo.mdps.chain(8)):  # ties: actions may differ, V* does not
+    rounds = Rounds(Device(mdp), mdp.gamma, None, choose=False)
+    while rounds.gap_bound > 1e-8:
+        rounds.round()
+    best = capo.solve(mdp, critic="k-step", tol=1e-8).values
+    assert np.abs(rounds.values - best).max() <= 2e-8
+    assert rounds.certify() <= 1e-8
+
+# The whole of capo.solve.
+result = capo.solve(capo.mdps.garnet(200, 3, 4), critic="k-step", device="gpu", tol=1e-7)
+assert result.converged and result.settings["device"] == "gpu", result
+assert result.certificate().held
+assert jax.numpy.ones(1).dtype == np.float32  # nothing outside is switched to float64
+
+long = np.zeros((500, 2, 500))
+long[:, 0] = 1 / 500
+long[:, 1, 0] = 1
+try:
+    padded(capo.MDP(long[:, [1] * 9 + [0]], np.zeros((500, 10)), 0.9), 500)
+except capo.CapoError as error:
+    assert "times what is stored" in str(error)
+else:
+    raise AssertionError
+print("done")
+"""
+
+
+def test_the_same_rounds_on_one_and_on_three_devices() -> None:
+    env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=3", "JAX_PLATFORMS": "cpu"}
+    ran = subprocess.run([sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True, check=False)
+    assert ran.stdout.strip() == "done", ran.stderr
