@@ -17,9 +17,10 @@ from capo.tabular.modified_device import Device, padded
 modified_device.gpu_devices = jax.devices
 
 assert len(jax.devices()) == 3
-limited = capo.mdps.garnet(50, 4, 3, gamma=0.95)
-limited.actions = np.random.default_rng(0).random((50, 4)) < 0.7
-limited.actions[:, 2] = True
+full = capo.mdps.garnet(50, 4, 3, gamma=0.95)
+mask = np.random.default_rng(0).random((50, 4)) < 0.7
+mask[:, 2] = True
+limited = capo.MDP(full.transition, full.reward, full.gamma, actions=mask)
 uneven = capo.mdps.forest(10)
 for mdp in (capo.mdps.garnet(41, 2, 3, gamma=0.99), limited, uneven):  # no ties
     for devices in (jax.devices()[:1], jax.devices()):
