@@ -165,7 +165,7 @@ def test_another_experiment_s_folder_is_refused(tmp_path, capsys):
         assert cli.main(["reproduce", "rates", "--out", str(tmp_path), *more]) == 2
         assert "is from the experiment bandit, not rates" in capsys.readouterr().err
     (tmp_path / "summary.json").write_text('{"experiment": "rat')
-    for name in ("curves.csv", "table.csv"):
+    for name in ("curves.csv", "table.csv", "tight.csv"):
         (tmp_path / name).write_text("a\n1\n")
     assert cli.main(["reproduce", "rates", "--draw-only", "--out", str(tmp_path)]) == 2
     assert "summary.json is damaged" in capsys.readouterr().err

@@ -171,8 +171,8 @@ def test_drawing_marks_what_is_missing_or_damaged(tmp_path: Path, capsys: pytest
     ("change", "message"),
     [
         ({"seeds": []}, "no finished seed"),
-        ({"programs": []}, "lacks something"),
-        ({"seeds": [{"seed": 0}]}, "lacks something"),
+        ({"programs": []}, "programs must be a list of programs"),
+        ({"seeds": [{"seed": 0}]}, "seeds must be a list of seeds with their curves"),
         ({"experiment": "other"}, "is not a results file"),
     ],
 )

@@ -14,6 +14,7 @@ from capo.neural.algorithms.base import means, scan_means
 from capo.neural.algorithms.ncapo import NCAPOAlgorithm, NCAPOConfig
 from capo.neural.algorithms.offpolicy import retrace_targets
 from capo.neural.parts import networks, policies
+from capo.neural.parts.iterations import Iteration
 from capo.neural.parts.replay import Rollout
 from capo.update import StepSize, coordinate_update
 
@@ -279,7 +280,7 @@ def test_schedules():
     algorithm = algorithm_of(n_envs=5, rollout_length=2, **options)
     epsilon = [float(algorithm.exploration(jnp.float32(f))) for f in (0, 50, 100, 5000)]
     np.testing.assert_allclose(epsilon, [0.3, 0.175, 0.05, 0.05], rtol=1e-5)
-    rates = [float(algorithm.learning_rate(jnp.int32(frames // 10))) for frames in (0, 500, 1000, 5000)]
+    rates = [float(algorithm.learning_rate(Iteration.number(frames // 10))) for frames in (0, 500, 1000, 5000)]
     np.testing.assert_allclose(rates, [1.0, 0.5, 0.0, 0.0], atol=1e-6)
 
 

@@ -47,7 +47,7 @@ def add_command(
         **texts: help, description, epilog.
     """
     parser = subparsers.add_parser(name, formatter_class=formatter, **texts)
-    parser.set_defaults(run=run, opens_runs=opens_runs)
+    parser.set_defaults(run=run, **({"opens_runs": True} if opens_runs else {}))
     return parser
 
 

@@ -18,24 +18,20 @@ from capo import envs
 from capo.checks import as_path, seeds_from, whole
 from capo.errors import CapoError, CapoWarning
 from capo.neural import notices
-from capo.neural.algorithms.settings import CommonSettings, Settings
+from capo.neural.algorithms.settings import CommonSettings
 from capo.neural.learners import Learner, make_learner
 from capo.neural.metrics import Rows
 from capo.neural.player import EVALUATE_STREAM, Player, stream_key
 from capo.neural.seeds import Seeds
 from capo.neural.setup import Setup
-from capo.neural.trainer import Evaluations, Plan, Trainer
-from capo.neural.versions import check_version, version_difference
+from capo.neural.trainer import Evaluations, Plan, Trainer, first_log_every
+from capo.neural.versions import check_same_settings, check_version, version_difference
 from capo.progress import show_progress
 from capo.provenance import provenance, versions
 from capo.runs import checkpoint, schema
 from capo.runs.checkpoint import Checkpoint, Interval
 from capo.runs.layout import CHECKPOINTS, CONFIG
 from capo.runs.writer import RunWriter, check_new
-
-LOG_EVERY = 10_000  # frames per seed between two log points, if the run is long enough
-LOG_EVERY_HOST = 2_000  # the same where the host steps the environment
-LOG_POINTS = 20  # at least, in a short run
 
 Callback = Callable[["Agent", Rows], bool | None]
 
@@ -270,7 +266,10 @@ class Agent(Player):
         iterations = self.whole_iterations(frames) // per_iteration
         if horizon is None:
             horizon = self.config.horizon if self._horizon_set else iterations * per_iteration
-        log_every = self._plan.log_every if self._plan is not None else self._first_log_every(iterations)
+        if self._plan is not None:
+            log_every = self._plan.log_every
+        else:
+            log_every = first_log_every(self.log_every, self._jitted, per_iteration, iterations)
         settings = dataclasses.replace(self.config, horizon=horizon)
         return Plan(settings, self._states.iteration + iterations, log_every)
 
@@ -278,14 +277,6 @@ class Agent(Player):
     def _horizon_set(self) -> bool:
         """Whether the horizon is the user's or that of an earlier plan, not the settings' default."""
         return self._plan is not None or "horizon" in self._setup.overrides
-
-    def _first_log_every(self, iterations: int) -> int:
-        """Iterations between two log points, which a run keeps from its first plan on."""
-        per_iteration = self.config.frames_per_iteration
-        if self.log_every is not None:
-            return max(1, round(self.log_every / per_iteration))
-        usual = LOG_EVERY if self._jitted else LOG_EVERY_HOST
-        return max(1, min(usual // per_iteration, iterations // LOG_POINTS))
 
     def _learner_for(self, settings: CommonSettings) -> Learner:
         """The learner with these settings: the one there is, or a new one, since they are compiled in."""
@@ -460,7 +451,7 @@ class Agent(Player):
                     "ignore", CapoWarning
                 )  # that the version is another one, which was just said
                 agent = cls.from_checkpoint(saved, env, eval_env, trust)
-            _check_same_settings(path, cls._algorithm.Config.from_dict(config["config"]), agent.config)
+            check_same_settings(path, cls._algorithm.Config.from_dict(config["config"]), agent.config)
             run.store.set_aside_after(saved.path)
         short = run.cut_logs({} if saved is None else saved.content.get("logs", {}))
         run.follow_plan(agent._run_plan())
@@ -505,14 +496,3 @@ class Agent(Player):
         agent._begin()
         agent.config = cls._algorithm.Config.from_dict(content["config"])
         return agent
-
-
-def _check_same_settings(path: Path, now: Settings, then: Settings) -> None:
-    # A new horizon is written to config.json a moment before it is in a checkpoint; the checkpoint counts.
-    there = then.to_dict()
-    keys = sorted(key for key, value in now.to_dict().items() if value != there[key] and key != "horizon")
-    if keys:
-        raise CapoError(
-            f"{path}: config.json was changed since the checkpoint was written ({', '.join(keys)}): to continue "
-            "the same run, change it back; for other settings, start a new run"
-        )

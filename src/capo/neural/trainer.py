@@ -39,6 +39,11 @@ from capo.runs.writer import RunWriter
 Callback = Callable[[Rows], bool | None]
 
 
+LOG_EVERY = 10_000  # frames per seed between two log points, if the run is long enough
+LOG_EVERY_HOST = 2_000  # the same where the host steps the environment
+LOG_POINTS = 20  # at least, in a short run
+
+
 @dataclass(frozen=True)
 class Plan:
     """What a call of ``learn`` is going to do; nothing in it changes while it is done.
@@ -62,6 +67,21 @@ class Plan:
     def frames(self) -> int:
         """Frames of every seed once the plan is done."""
         return self.target * self.frames_per_iteration
+
+
+def first_log_every(asked: int | None, jitted: bool, frames_per_iteration: int, iterations: int) -> int:
+    """Iterations between two log points, which a run keeps from its first plan on.
+
+    Args:
+        asked: frames between them, if the user said.
+        jitted: whether the environment is.
+        frames_per_iteration: of one seed.
+        iterations: of the first plan.
+    """
+    if asked is not None:
+        return max(1, round(asked / frames_per_iteration))
+    usual = LOG_EVERY if jitted else LOG_EVERY_HOST
+    return max(1, min(usual // frames_per_iteration, iterations // LOG_POINTS))
 
 
 @dataclass(frozen=True)

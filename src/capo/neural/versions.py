@@ -32,3 +32,17 @@ def check_version(path: Path, content: Mapping[str, Any], kind: type[Settings], 
         )
     if different:
         warnings.warn(different, CapoWarning, stacklevel=5)
+
+
+def check_same_settings(path: Path, now: Settings, then: Settings) -> None:
+    """Raise if config.json (``now``) has other settings than the checkpoint (``then``).
+
+    A new horizon reaches the checkpoint a moment before config.json; the checkpoint counts.
+    """
+    there = then.to_dict()
+    keys = sorted(key for key, value in now.to_dict().items() if value != there[key] and key != "horizon")
+    if keys:
+        raise CapoError(
+            f"{path}: config.json was changed since the checkpoint was written ({', '.join(keys)}): to continue "
+            "the same run, change it back; for other settings, start a new run"
+        )
