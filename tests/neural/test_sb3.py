@@ -15,6 +15,7 @@ from capo import envs
 from capo.neural.algorithms import a2c, ppo
 from capo.neural.algorithms.a2c import A2CAlgorithm, A2CConfig
 from capo.neural.algorithms.ppo import PPOAlgorithm, PPOConfig
+from capo.neural.parts.iterations import Iteration
 from capo.neural.parts.replay import Rollout
 
 with contextlib.suppress(ImportError):  # `make oracles` installs them; elsewhere these tests are deselected
@@ -222,7 +223,7 @@ def check_step(algorithm: Any, params: Any, grads: Any, theirs: Any, model: Any,
     assert norm > 0.05  # so that the small limit is one
     factor = min(limit / (norm + 1e-6), 1.0)
     compare(jax.tree.map(lambda g: g * factor, grads), theirs)
-    rate = algorithm.learning_rate(jnp.int32(0))
+    rate = algorithm.learning_rate(Iteration.number(0))
     np.testing.assert_allclose(rate, 9e-4, rtol=1e-6)
     after, _, _ = algorithm.descend(params, algorithm.init_optimiser(params), rate, grads, {})
     compare(after, to_params(model.policy))

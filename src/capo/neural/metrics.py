@@ -125,7 +125,7 @@ def divergences(
 
 
 def broken(metrics: Mapping[str, NDArray], env: str) -> NDArray:
-    """Which of K seeds diverged, (K,) booleans, where the others go on.
+    """Which of K seeds diverged, (K,) booleans, where the others continue.
 
     Args:
         metrics: arrays (iterations, K).
