@@ -358,6 +358,12 @@ def test_an_iteration_that_its_state_has_not_reached(run: Path, tmp_path: Path) 
         capo.load(saved)
 
 
+def test_a_missing_setting_whose_default_does_not_fit_is_one_line(run: Path) -> None:
+    forge(newest(run), lambda manifest: manifest["content"]["config"].pop("n_envs"))
+    with pytest.warns(capo.CapoWarning, match="n_envs=40"), pytest.raises(CapoError, match="frames per iteration"):
+        capo.load(newest(run))
+
+
 def test_recorded_settings_are_used_and_missing_ones_are_said(run: Path) -> None:
     def drop(manifest: dict[str, Any]) -> None:
         manifest["content"]["config"].pop("tau_q")
@@ -513,3 +519,9 @@ def test_a_log_that_is_deleted_during_the_run(tmp_path: Path) -> None:
     with pytest.warns(capo.CapoWarning, match=r"rows are missing from metrics.csv"):
         agent = capo.NCAPO.resume(out)
     assert agent.learn(agent.frames_left).frames == 160
+
+
+def test_a_log_without_its_time_column_does_not_fail_a_resume(run: Path) -> None:
+    header, *rows = (run / "metrics.csv").read_text().splitlines(keepends=True)
+    (run / "metrics.csv").write_text("".join([header.replace("elapsed_seconds", "elapsed_second_"), *rows]))
+    assert main(["resume", str(run)]) == 0

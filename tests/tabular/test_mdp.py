@@ -1,5 +1,7 @@
 """MDPs: validation, importers, exporters, rescaling."""
 
+import json
+
 import gymnasium
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ import scipy.sparse as sp
 
 import capo
 from capo import MDP, CapoError, mdps
+from capo.tabular import mdp_files
 
 
 def dense(n_states=3, n_actions=2, seed=0):
@@ -371,3 +374,19 @@ def test_mdptoolbox_rewards_must_match_the_actions():
         MDP.from_mdptoolbox(sparse, [*sparse, sparse[0]], 0.9)
     lists = MDP.from_mdptoolbox(sparse, [[1.0, 2.0, 3.0]] * 4, 0.9)
     np.testing.assert_array_equal(lists.reward, [[1.0, 2.0, 3.0]] * 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("indptr", "int8"), ("indices", "uint32"), ("indices", ">i4"), ("data", "float32")]
+)
+def test_a_sparse_file_of_odd_types_is_refused(tmp_path, name, kind):
+    """scipy's compiled code would trust them, and read and write foreign memory."""
+    transition, reward = dense()
+    path = MDP(sp.csr_array(transition.reshape(-1, 3)), reward, 0.9).save(tmp_path / "mdp")
+    with np.load(path) as archive:
+        arrays = {key: archive[key] for key in archive.files if key != "manifest"}
+        facts = json.loads(archive["manifest"].tobytes())
+    arrays[name] = arrays[name].astype(kind)
+    mdp_files.write(path, arrays, {key: facts[key] for key in ("name", "gamma", "reward_map")})
+    with pytest.raises(capo.CapoError, match="damaged: ValueError: transitions of types"):
+        capo.MDP.load(path)

@@ -142,9 +142,9 @@ def summarise(agent: Agent, after: AfterTraining) -> None:
     files = [METRICS, "tensorboard/", f"{CHECKPOINTS}/"]
     several = f" per seed, {len(agent.seeds)} seeds" if len(agent.seeds) > 1 else ""
     after.say(f"trained {agent.algorithm} on {agent.env.name}: {agent.frames:,} frames{several}")
-    if rows:
-        seconds = max(row["elapsed_seconds"] for row in rows)
-        speed = agent.frames * len(agent.seeds) / max(seconds, 1e-9)
+    seconds = agent.wall_seconds
+    if seconds:
+        speed = agent.frames * len(agent.seeds) / seconds
         after.say(f"training took {seconds:.1f} s, {speed:,.0f} frames per second over all seeds")
     files += [*_draw(agent, out, rows, after), *_evaluate(agent, out, after)]
     after.say(f"files in {out}: {', '.join(files)}")

@@ -142,7 +142,7 @@ class Setup:
                     f"the environment changed: {key} was {value!r} when the run was saved and is "
                     f"{found.get(key)!r} now; continuing needs the same environment"
                 )
-        _check_copies(made.env, content["config"]["n_envs"])
+        _check_copies(made.env, algorithm.Config.from_dict(content["config"]).n_envs)
         return made
 
     def to_dict(self, settings: CommonSettings) -> dict[str, Any]:

@@ -76,9 +76,7 @@ def _saved(target: Path, arrays: dict[str, Any]) -> tuple[dict[str, Any], dict[s
             raise ValueError(f"rewards of shape {reward.shape}, a start distribution of shape {start.shape}")
         transition = arrays.get("transition")
         if transition is None:
-            parts = tuple(arrays[name] for name in ("data", "indices", "indptr"))
-            transition = sp.csr_array(parts, shape=(reward.size, len(start)))
-            transition.check_format(full_check=True)  # an index outside the matrix would read foreign memory
+            transition = _sparse(arrays, (reward.size, len(start)))
         terminal = arrays["terminal"]
         if terminal.dtype != np.bool_ or terminal.shape != start.shape:
             raise ValueError(f"terminal states of shape {terminal.shape}")
@@ -87,3 +85,14 @@ def _saved(target: Path, arrays: dict[str, Any]) -> tuple[dict[str, Any], dict[s
         raise CapoError(f"{target} is damaged: {type(error).__name__}: {error}") from error
     arguments |= {"transition": transition, "reward": reward, "start": start}
     return arguments, {"terminal": terminal, "ends": arrays.get("ends"), "reward_map": (scale, shift)}
+
+
+def _sparse(arrays: Mapping[str, Any], shape: tuple[int, int]) -> sp.csr_array:
+    """The transitions (S*A, S); scipy's compiled code trusts their types and indices, so they are checked here."""
+    data, indices, indptr = (arrays[name] for name in ("data", "indices", "indptr"))
+    native = [np.dtype(np.int32), np.dtype(np.int64)]  # neither unsigned nor of another byte order
+    if data.dtype != np.float64 or indices.dtype not in native or indptr.dtype != indices.dtype:
+        raise ValueError(f"transitions of types {data.dtype}, {indices.dtype} and {indptr.dtype}")
+    transition = sp.csr_array((data, indices, indptr), shape=shape)
+    transition.check_format(full_check=True)  # an index outside the matrix would read foreign memory
+    return transition
