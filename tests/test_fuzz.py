@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 import fuzz
 
 
+@pytest.mark.slow
 def test_damaged_and_forged_files(tmp_path: Path) -> None:
     found = fuzz.fuzz(120, seed=11, sandbox=tmp_path / "sandbox", say=lambda _: None)
     assert found["files"] == 120

@@ -435,6 +435,7 @@ def places(result, n=2):
     return np.random.default_rng(0).choice(moved, n, replace=False).tolist()
 
 
+@pytest.mark.slow
 def test_a_long_run_holds_and_says_what_was_looked_at(long_run):
     certificate = long_run.certificate(max_steps=50)
     assert certificate.held, str(certificate)
@@ -443,6 +444,7 @@ def test_a_long_run_holds_and_says_what_was_looked_at(long_run):
     assert certificate.line(checks.SUM).checks < 1000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "change"),
     [
@@ -459,6 +461,7 @@ def test_any_corrupted_entry_anywhere_in_a_long_run_fails(long_run, name, change
         assert failed(corrupted(long_run, **{name: (t, change)}), max_steps=50), f"update {t}"
 
 
+@pytest.mark.slow
 def test_one_wrong_step_anywhere_in_a_long_run_fails():
     """The books are right; the algorithm went the wrong way once, between the updates looked at closely."""
     mdp, step = capo.mdps.random(4, 2, gamma=0.8, seed=3), StepSize("fixed", eta=2e-3)
