@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeGuard
 import numpy as np
 
 from capo.arrays import Array, NDArray, PyTree
+from capo.envs.layout import Layout, Part
 
 
 class JittedEnv(Protocol):
@@ -20,6 +21,7 @@ class JittedEnv(Protocol):
 
     Optional: ``truncates = False`` promises that ``truncated`` is never true, which halves the replay.
     ``observation_high`` is the largest value of observations that are bytes; without it they are images, 0 to 255.
+    ``layout`` says that observations are rows of bytes packed by that :class:`Layout`: several parts, a mask.
     """
 
     name: str
@@ -141,6 +143,14 @@ class EnvSpec:
         self.fixed_copies: int | None = getattr(env, "fixed_copies", None)
         self.vector_copies: int | None = getattr(env, "vector_copies", None)
         self.encode: Callable[[NDArray], NDArray] = getattr(env, "encode", lambda obs: obs.astype(dtype))
+        self.layout: Layout | None = getattr(env, "layout", None)
+
+    @property
+    def seen(self) -> tuple[Part, ...]:
+        """What the networks see: the parts of the layout but for the action mask, or the whole observation."""
+        if self.layout is not None:
+            return self.layout.seen
+        return (Part("", self.observation_shape, self.observation_dtype.name, self.observation_high),)
 
 
 def is_jitted(env: Env) -> TypeGuard[JittedEnv]:

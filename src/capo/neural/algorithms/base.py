@@ -83,10 +83,12 @@ class Algorithm(ABC):
     def __init__(self, config: CommonSettings, env: Env) -> None:
         self.config = config
         spec = EnvSpec(env)
+        (seen,) = spec.seen
         self.network = replace(
-            self._network(spec.observation_shape, spec.n_actions),
-            byte_high=spec.observation_high,
-            precision=networks.precision(config.precision, spec.observation_dtype),
+            self._network(seen.shape, spec.n_actions),
+            byte_high=seen.high,
+            precision=networks.precision(config.precision, seen.dtype),
+            layout=spec.layout,
         )
         self.rollouts: ReplaySpec = replay.spec_for(
             spec.observation_shape,

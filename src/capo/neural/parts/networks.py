@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from capo.arrays import Array, PyTree
+from capo.envs.layout import Layout
 from capo.errors import CapoError
 from capo.neural.parts.layer_norm import kernels_run_here, normalise
 
@@ -43,7 +44,7 @@ class NetworkSpec:
     """What the networks look like; decides the parameter tree."""
 
     kind: Literal["mlp", "conv"]
-    observation_shape: tuple[int, ...]
+    observation_shape: tuple[int, ...]  # what the first layer takes: of the part seen, if there is a layout
     n_actions: int
     width: int
     conv_features: int
@@ -54,6 +55,7 @@ class NetworkSpec:
     critic_outputs: int | None = None  # numbers that the critic's head gives; one per action if None
     dense_layers: int | None = None  # if None: one after a convolution, two without one
     byte_high: int = 255  # the largest value of observations that are bytes
+    layout: Layout | None = None  # if given, observations are rows of bytes packed by it
 
     @property
     def n_dense(self) -> int:
@@ -161,8 +163,13 @@ def inputs(spec: NetworkSpec, obs: Array | Inputs) -> Inputs:
     """Observations (..., *observation_shape) of any dtype, in the form that the first layer takes."""
     if isinstance(obs, Inputs):
         return obs
-    lead = obs.shape[: obs.ndim - len(spec.observation_shape)]
-    x = _as_float(obs, spec)
+    if spec.layout is not None:
+        (part,) = spec.layout.seen
+        plain: Array = spec.layout.unpack(obs)[part.name]
+    else:
+        plain = obs
+    lead = plain.shape[: plain.ndim - len(spec.observation_shape)]
+    x = _as_float(plain, spec)
     return Inputs(_windows(spec, x) if spec.kind == "conv" else x.reshape(*lead, -1))
 
 
