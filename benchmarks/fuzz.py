@@ -59,7 +59,7 @@ Row = dict[str, Any]
 
 
 def make_originals(folder: Path) -> None:
-    """A run that is nearly finished, a finished one, a saved agent, MDPs, and a results file."""
+    """A run that is nearly finished, a finished one, a saved agent, MDPs, a results file, a sweep, a tuning."""
     import capo
 
     def agent(out: Path | None, **more: Any) -> Any:
@@ -82,6 +82,8 @@ def make_originals(folder: Path) -> None:
     mutations.write_npz(
         files / "foreign.npz", {"transition": mdp.transition, "reward": mdp.reward, "gamma": mdp.gamma}
     )
+    make_specs(folder / "specs")
+    make_tuning(folder / "tuning")
     (folder / "bandit").mkdir()
     for name in ("summary.json", "curves.csv", "seeds.csv"):
         shutil.copy(ROOT / "results" / "bandit" / name, folder / "bandit")
@@ -89,6 +91,29 @@ def make_originals(folder: Path) -> None:
     results.mkdir()
     content = json.loads((ROOT / "results" / "noise" / "breakout-ppo-noise-3.json").read_text())
     (results / "breakout-ppo-default.json").write_text(json.dumps(content))
+
+
+def make_specs(folder: Path) -> None:
+    """A sweep with its folder, a preset and a space to search."""
+    import capo
+
+    folder.mkdir()
+    spec = {"environments": ["probe-both"], "frames": 16, "seeds": 1, "eval_episodes": 2, "algorithms": ["ncapo"]}
+    spec["settings"] = {**TINY, "learning_rate": [0.001, 0.01], "ncapo": {"clip": [1.0, 2.0]}}
+    capo.sweep(spec, out=folder / "sweep", progress=False)
+    shutil.copy(folder / "sweep" / "sweep.toml", folder / "sweep.toml")
+    (folder / "preset.toml").write_text(
+        'algorithm = "ncapo"\npreset = "default"\nenvironment = "probe-both"\n'
+        "[settings]\ngamma = 0.9\nlearning_rate = 1e-3\nwidth = 4\n"
+    )
+    (folder / "space.toml").write_text(
+        '[learning_rate]\nlow = 1e-4\nhigh = 1e-2\nscale = "log"\n[width]\nchoices = [4, 8]\n'
+    )
+
+
+def make_tuning(folder: Path) -> None:
+    """The folder of a tuning; what Optuna keeps in it is not read by the report."""
+    shutil.copytree(ROOT / "results" / "tune", folder)
 
 
 # --- the readers ----------------------------------------------------------------------------------------------
@@ -153,6 +178,22 @@ def _read_strictly(path: Path) -> str:
     return ""
 
 
+def _preset(path: Path) -> str:
+    from capo.neural.algorithms.ncapo import NCAPOConfig
+    from capo.neural.preset_file import read_preset
+
+    read_preset(path, "ncapo", NCAPOConfig)
+    return ""
+
+
+def _space(path: Path) -> str:
+    from capo.neural.algorithms.ncapo import NCAPOConfig
+    from capo.sweeps.space import read_space
+
+    read_space(path, NCAPOConfig)
+    return ""
+
+
 def _command(*arguments: str) -> Callable[[Path], str]:
     """``capo ARGUMENTS`` with DIR for the path: an exit status, at most a line of error, never a traceback."""
 
@@ -193,6 +234,9 @@ _EVALUATE, _WATCH = (
     _command("watch", "DIR", "--out", "DIR.gif", "--steps", "2"),
 )
 _DRAW = _command("reproduce", "bandit", "--draw-only", "--out", "DIR")
+_TOML = mutations.mutate_toml
+_PLAN = _command("sweep", "DIR", "--out", "new", "--plan")
+_STATUS = _command("sweep", "status", "DIR")
 _SOLVE = _command("solve", "DIR", "--iterations", "20")
 
 # A kind of case, and how often it is drawn.
@@ -252,6 +296,26 @@ TARGETS: tuple[tuple[int, Target], ...] = (
     (2, Target("files", "dense.npz", _NPZ, _SOLVE, "dense.npz")),
     (1, Target("files", "foreign.npz", _NPZ, _SOLVE, "foreign.npz")),
     (1, Target("files", "foreign.npz", _BYTES, _SOLVE, "foreign.npz")),
+    # Sweeps, presets and tunings.
+    (6, Target("specs", "sweep.toml", _TOML, _PLAN, "sweep.toml")),
+    (2, Target("specs", "sweep.toml", _BYTES, _PLAN, "sweep.toml")),
+    (1, Target("specs", "sweep.toml", _ODD, _PLAN, "sweep.toml")),
+    (4, Target("specs", "sweep/sweep.toml", _TOML, _STATUS, "sweep")),
+    (2, Target("specs", "sweep/status.json", _JSON, _STATUS, "sweep")),
+    (1, Target("specs", "sweep/jobs/*/config.json", _JSON, _STATUS, "sweep")),
+    (1, Target("specs", "sweep/jobs/*/config.json", _ODD, _STATUS, "sweep")),
+    (1, Target("specs", "sweep/jobs/*/metrics.csv", _ODD, _STATUS, "sweep")),
+    (1, Target("specs", "sweep/jobs/*/evaluation.json", _JSON, _STATUS, "sweep")),
+    (2, Target("specs", "sweep/sweep.toml", _TOML, _REPORT, "sweep")),
+    (5, Target("specs", "preset.toml", _TOML, _preset, "preset.toml")),
+    (2, Target("specs", "preset.toml", _BYTES, _preset, "preset.toml")),
+    (1, Target("specs", "preset.toml", _ODD, _preset, "preset.toml")),
+    (5, Target("specs", "space.toml", _TOML, _space, "space.toml")),
+    (1, Target("specs", "space.toml", _BYTES, _space, "space.toml")),
+    (3, Target("tuning", "*.json", _JSON, _REPORT)),
+    (1, Target("tuning", "tuning.json", _JSON, _REPORT)),
+    (1, Target("tuning", "batches/*/*.json", _JSON, _REPORT)),
+    (1, Target("tuning", "*.json", _ODD, _REPORT)),
 )
 
 

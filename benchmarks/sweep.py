@@ -178,9 +178,9 @@ def one_small_job(root: Path) -> dict[str, float]:
     keep_programs()
     compile_program, tracing = JittedLearner.compile, []
 
-    def timed(learner: Any) -> float:
+    def timed(learner: Any, *era: int) -> float:
         began = time.process_time()
-        seconds = compile_program(learner)
+        seconds = compile_program(learner, *era)
         tracing[-1] += time.process_time() - began
         return seconds
 
@@ -189,7 +189,8 @@ def one_small_job(root: Path) -> dict[str, float]:
     for seed in range(6):
         tracing.append(0.0)
         began = time.process_time()
-        attempt(small_job(seed), root / str(seed))
+        if error := attempt(small_job(seed), root / str(seed)):
+            raise SystemExit(error)
         whole.append(time.process_time() - began)
     JittedLearner.compile = compile_program  # type: ignore[method-assign]
     warm = {"processor_seconds": whole[1:], "of_which_tracing_and_lowering": tracing[1:]}

@@ -10,6 +10,7 @@ import json
 import os
 import random
 import socket
+import tomllib
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -177,6 +178,26 @@ def mutate_json(path: Path, rng: Random) -> str:
     kinds = [mutate_tree(tree, rng) for _ in range(rng.choice((1, 1, 2, 4)))]
     path.write_text(dump(tree))
     return "json " + kinds[0]
+
+
+def mutate_toml(path: Path, rng: Random) -> str:
+    """A TOML file with one or a few odd places."""
+    tree = tomllib.loads(path.read_text())
+    kinds = [mutate_tree(tree, rng) for _ in range(rng.choice((1, 1, 2, 4)))]
+    text = "\n".join(f"{json.dumps(name)} = {_toml(value)}" for name, value in tree.items())
+    path.write_text(text, errors="surrogatepass" if rng.random() < 0.5 else "replace")
+    return "toml " + kinds[0]
+
+
+def _toml(value: Any) -> str:
+    """A value in TOML; some of what JSON has is not valid there, and stays so."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{json.dumps(name)} = {_toml(one)}' for name, one in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, float):
+        return str(value)
+    return str(value) if isinstance(value, _Raw) else json.dumps(value, ensure_ascii=False)
 
 
 def mutate_csv(path: Path, rng: Random) -> str:

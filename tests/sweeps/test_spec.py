@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import namedtuple
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import Any
 import pytest
 from small import SPEC, TINY
 
+import capo
 from capo import CapoError
+from capo.cli import main
 from capo.neural.algorithms import registry
 from capo.sweeps import plan
 from capo.sweeps.folder import SweepFolder
@@ -102,7 +105,6 @@ def test_a_specification_as_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"environments": "prob-both"}, "the jobs on prob-both: unknown environment 'prob-both': did you mean"),
         ({"algorithms": "ncap"}, "unknown algorithm 'ncap': did you mean 'ncapo'"),
         ({"algorithms": "ncapo:fast"}, "unknown preset of ncapo 'fast'"),
         (
@@ -124,6 +126,7 @@ def test_a_specification_as_a_file(tmp_path: Path) -> None:
         ({"checkpoint_every": "often"}, "checkpoint interval 'often'"),
         ({"frame": 3}, "unknown entry of the sweep 'frame': did you mean 'frames'"),
         ({"environments": []}, "must be a name or a list of names"),
+        ({"settings": {"gamma": [0.5] * 2000, "width": [8] * 2000}}, "up to 4,000,000 jobs; at most 1,000,000"),
     ],
 )
 def test_mistakes_are_named(given: dict[str, Any], message: str) -> None:
@@ -138,6 +141,43 @@ def test_what_is_missing_or_unreadable(tmp_path: Path) -> None:
         Spec.read(tmp_path / "none.toml")
     with pytest.raises(CapoError, match="is not valid TOML"):
         Spec.parse("frames = ", "x.toml")
+
+
+def test_an_unknown_environment_is_found_while_planning(tmp_path: Path) -> None:
+    spec = Spec.from_dict(SPEC | {"environments": ["probe-both", "prob-both"]})
+    with pytest.raises(CapoError, match="the jobs on prob-both: unknown environment 'prob-both': did you mean"):
+        plan.make(spec, SweepFolder(tmp_path), "auto", 1)
+
+
+def test_a_file_cannot_import_a_module_without_consent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sly.py").write_text("import pathlib\npathlib.Path('imported').touch()\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("sly:Sly-v0", "CartPole-v1,x=sly:Sly-v0"):
+        text = Spec.from_dict(SPEC | {"environments": [name]}).to_toml()
+        (tmp_path / "spec.toml").write_text(text)
+        with pytest.raises(CapoError, match=r"the jobs on .* which may run any code.*--allow-import"):
+            capo.sweep(tmp_path / "spec.toml", out=tmp_path / "new")
+        sweep = tmp_path / "sweep"
+        (sweep / "jobs").mkdir(parents=True, exist_ok=True)
+        (sweep / "sweep.toml").write_text(text)
+        assert main(["sweep", "status", str(sweep)]) == 0
+        assert not (tmp_path / "imported").exists()
+    with pytest.raises(CapoError, match="unknown environment 'sly:Sly-v0'"):  # allowed, imported, has no such id
+        capo.sweep(SPEC | {"environments": ["sly:Sly-v0"]}, out=tmp_path / "new")
+    assert (tmp_path / "imported").exists()
+
+
+def test_a_specification_that_is_not_a_small_file(tmp_path: Path) -> None:
+    pipe, huge = tmp_path / "pipe.toml", tmp_path / "huge.toml"
+    os.mkfifo(pipe)
+    huge.write_bytes(b"#" * 2_000_000)
+    with pytest.raises(CapoError, match="not a regular file"):
+        Spec.read(pipe)
+    with pytest.raises(CapoError, match="has 2,000,000 bytes, at most 1,000,000 are read"):
+        Spec.read(huge)
+    with pytest.raises(CapoError, match="is not valid TOML"):
+        Spec.parse(f"frames = {'[' * 100_000}", "deep.toml")
 
 
 def test_memory_and_disk_are_checked_for_all_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

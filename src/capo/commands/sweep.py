@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from capo.commands.common import Subparsers, add_command, positive_integer
+from capo.commands.common import Subparsers, add_allow_import, add_command, positive_integer
 from capo.errors import CapoError
 
 STALE = 30.0  # seconds without a sign of life: nobody runs the sweep any more
@@ -62,6 +62,7 @@ def add_parser(subparsers: Subparsers) -> None:
     option("--plan", action="store_true", help="check the plan and print it; start nothing")
     copy = "on Ray: send files back to this machine even where the workers could write to DIR"
     option("--no-shared-disk", action="store_true", help=copy)
+    add_allow_import(option)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -76,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     from capo.sweeps.sweep import make_plan, run_plan
 
     text = read_text(Path(arguments.spec))
-    plan = make_plan(text, arguments.out, arguments.on, arguments.workers)
+    plan = make_plan(text, arguments.out, arguments.on, arguments.workers, arguments.allow_import)
     print(plan.describe(), flush=True)
     if arguments.plan:
         return 0

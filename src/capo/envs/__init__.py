@@ -9,14 +9,25 @@ import difflib
 from typing import Any
 
 from capo.envs.gymnasium import GymEnv, is_gymnasium_object
-from capo.envs.ids import is_gymnasium_id, prepare_named_in_file, registry
+from capo.envs.ids import check_consent, is_gymnasium_id, prepare_named_in_file, registry
 from capo.envs.minatar.games import NAMES, MinAtar
 from capo.envs.probes import PROBES
 from capo.envs.protocol import Env, EnvSpec, HostEnv, JittedEnv, is_jitted
 from capo.envs.validation import check_jitted
 from capo.errors import CapoError
 
-__all__ = ["Env", "EnvSpec", "GymEnv", "HostEnv", "JittedEnv", "is_jitted", "make", "prepare_named_in_file"]
+__all__ = [
+    "Env",
+    "EnvSpec",
+    "GymEnv",
+    "HostEnv",
+    "JittedEnv",
+    "check_consent",
+    "is_jitted",
+    "is_jitted_name",
+    "make",
+    "prepare_named_in_file",
+]
 
 
 def make(env: Any) -> Env:
@@ -38,6 +49,11 @@ def make(env: Any) -> Env:
     check_jitted(env)
     jitted: JittedEnv = env
     return jitted
+
+
+def is_jitted_name(name: str) -> bool:
+    """Whether the environment of this name runs inside jax; nothing is made or imported to find out."""
+    return name in NAMES or name in PROBES
 
 
 def _by_name(name: str) -> Env:

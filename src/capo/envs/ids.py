@@ -45,6 +45,26 @@ def is_gymnasium_id(name: str) -> bool:
     return name in known
 
 
+def check_consent(name: str, trust: bool) -> None:
+    """Refuse an environment's name that comes from a file and would run code, unless the user trusts the file.
+
+    A registered id is harmless; one that imports a module, or is given a path or a module as an argument, is not.
+
+    Raises:
+        CapoError: without consent.
+    """
+    plain, *arguments = name.split(",")
+    module, _, _ = plain.rpartition(":")
+    odd = next((one for one in arguments if any(sign in one for sign in ":/\\")), "")
+    if trust or ((not module or module in sys.modules) and not odd):  # what is imported runs no code again
+        return
+    what = f"imports the module {module!r}" if module else f"has the argument {odd!r}"
+    raise CapoError(
+        f"the environment {name!r} is named in the file and {what}, which may run any code: if you trust "
+        "where the file comes from, allow it with --allow-import (in Python: trust=True)"
+    )
+
+
 def prepare_named_in_file(name: str, trust: bool) -> None:
     """What an environment's name needs before it is used, if it comes from a file and not from the user.
 
@@ -54,18 +74,9 @@ def prepare_named_in_file(name: str, trust: bool) -> None:
     Raises:
         CapoError: without consent, or if the module cannot be imported.
     """
-    plain, *arguments = name.split(",")
-    module, _, _ = plain.rpartition(":")
-    odd = next((one for one in arguments if any(sign in one for sign in ":/\\")), "")
-    if (not module or module in sys.modules) and not odd:  # what is imported already runs no code again
-        return
-    what = f"imports the module {module!r}" if module else f"has the argument {odd!r}"
-    if not trust:
-        raise CapoError(
-            f"the environment {name!r} is named in the file and {what}, which may run any code: if you trust "
-            "where the file comes from, allow it with --allow-import (in Python: trust=True)"
-        )
-    if module:
+    check_consent(name, trust)
+    module, _, _ = name.split(",")[0].rpartition(":")
+    if module and module not in sys.modules:
         with without_current_folder():
             try:
                 importlib.import_module(module)

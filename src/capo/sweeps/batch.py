@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from capo.errors import CapoError
 from capo.files import write_json
 from capo.neural.algorithms import registry
 from capo.neural.algorithms.settings import CommonSettings, override
+from capo.reading import JSON_LIMIT, Unreadable, parse_json, read_bytes
 
 RESULT = "result.json"  # in a batch's folder
 Values = Mapping[str, Any]  # settings by name
@@ -69,14 +70,23 @@ class Outcome:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Outcome:
-        """From a file."""
-        return cls(
+        """From a file.
+
+        Raises:
+            KeyError, TypeError, ValueError, OverflowError: if it is not one.
+        """
+        found = cls(
             tuple(int(x) for x in values["frames"]),
             tuple(float(x) for x in values["scores"]),
             tuple(float(x) for x in values["by_seed"]),
             bool(values["diverged"]),
             float(values["seconds"]),
         )
+        if len(found.frames) != len(found.scores):
+            raise ValueError(f"{len(found.frames)} stages have {len(found.scores)} scores")
+        if not all(map(math.isfinite, (*found.scores, *found.by_seed, found.seconds))):
+            raise ValueError("a score is not a finite number")
+        return found
 
 
 @dataclass(frozen=True)
@@ -106,7 +116,7 @@ def read_outcomes(folder: Path) -> list[Outcome] | None:
     if not (folder / RESULT).exists():
         return None
     try:
-        found = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+        found = parse_json(read_bytes(folder / RESULT, JSON_LIMIT))
         return [Outcome.from_dict(one) for one in found]
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (Unreadable, OverflowError, ValueError, TypeError, KeyError) as error:
         raise CapoError(f"{folder / RESULT}: is damaged ({error}); delete it to run the batch again") from None

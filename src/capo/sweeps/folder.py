@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from capo.files import prepare_folder, write_text
+from capo.files import open_regular, prepare_folder, write_text
+from capo.reading import JSON_LIMIT, read_bytes
 from capo.runs.layout import CONFIG, FRAMES, METRICS, SEED, is_run
 from capo.runs.reader import Unreadable, read_json, salvage_config, salvage_evaluation
 from capo.runs.records import environment_name
@@ -90,8 +91,8 @@ class SweepFolder:
     def error(self, id: str) -> str:
         """Why a job failed; empty if it did not."""
         try:
-            return (self.job(id) / FAILED).read_text(encoding="utf-8").strip()
-        except OSError:
+            return read_bytes(self.job(id) / FAILED, JSON_LIMIT).decode(errors="replace").strip()
+        except Unreadable:
             return ""
 
     def status(self) -> Row:
@@ -160,7 +161,7 @@ class Progress:
 def progress(folder: Path) -> Progress:
     """How far the run in a folder is; zeros if it has not begun."""
     try:
-        config = json.loads((folder / CONFIG).read_bytes())
+        config = read_json(folder / CONFIG)
         seeds, frames = config["seeds"], int(config["frames"])
         total = frames * len(seeds)
         row = last_row(folder)
@@ -168,14 +169,14 @@ def progress(folder: Path) -> Progress:
         if config["environment"]["jitted"]:
             return Progress(own * len(seeds), total, speed)
         return Progress(frames * seeds.index(int(row[SEED])) + own, total, speed)  # one seed after another
-    except (OSError, ValueError, KeyError, TypeError):
+    except (Unreadable, ValueError, KeyError, TypeError, OverflowError):
         return Progress()
 
 
 def last_row(folder: Path) -> dict[str, str]:
     """The last whole row of a run's metrics.csv, as text; empty if there is none."""
     try:
-        with (folder / METRICS).open("rb") as file:
+        with os.fdopen(open_regular(folder / METRICS, os.O_RDONLY), "rb") as file:
             header = file.readline().decode()
             size = file.seek(0, 2)
             file.seek(max(len(header), size - TAIL))

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from capo import envs
 from capo.envs.protocol import is_jitted
 from capo.errors import CapoError
 from capo.neural.algorithms import registry
@@ -66,7 +67,7 @@ class Plan:
         return "\n".join(lines)
 
 
-def make(spec: Spec, folder: SweepFolder, on: str, workers: int) -> Plan:
+def make(spec: Spec, folder: SweepFolder, on: str, workers: int, trust: bool = True) -> Plan:
     """Check everything and return the plan; nothing is written.
 
     Args:
@@ -74,10 +75,17 @@ def make(spec: Spec, folder: SweepFolder, on: str, workers: int) -> Plan:
         folder: where.
         on: the engine; memory is checked for ``local`` alone, since a cluster's machines are not this one.
         workers: jobs at a time on this machine.
+        trust: whether environments may be named ``module:id``, which imports the module.
 
     Raises:
         CapoError: naming the job that cannot be done.
     """
+    for name in spec.environments:
+        try:
+            envs.check_consent(name, trust)
+            envs.make(name)
+        except CapoError as error:
+            raise CapoError(f"the jobs on {name}: {error}") from None
     jobs = spec.jobs()
     done = set()
     for job in jobs:

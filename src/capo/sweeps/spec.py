@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,13 +14,15 @@ from typing import Any
 
 from capo import envs
 from capo.checks import seeds_from, whole
-from capo.envs.protocol import is_jitted
 from capo.errors import CapoError, unknown_name
 from capo.neural.algorithms import registry
+from capo.reading import Unreadable, read_bytes
 from capo.runs.checkpoint import Interval
 from capo.sweeps.jobs import Job
 
 Values = dict[str, Any]
+MAX_JOBS = 1_000_000
+MAX_BYTES = 1_000_000  # of a specification
 
 
 @dataclass(frozen=True)
@@ -85,8 +88,9 @@ class Spec:
         Raises:
             CapoError: if one of them cannot be made, naming it.
         """
-        jitted = {name: _jitted(name) for name in self.environments}
+        jitted = {name: envs.is_jitted_name(name) for name in self.environments}
         kinds = [kind for name in self.algorithms for kind in self._kinds(name)]
+        self._check_number(kinds)
         found: dict[str, Job] = {}
         for env in self.environments:
             for algorithm, preset in dict.fromkeys(kinds):
@@ -95,6 +99,15 @@ class Spec:
                         job = self._job(env, algorithm, preset, settings, seeds)
                         found.setdefault(job.id, job)
         return list(found.values())
+
+    def _check_number(self, kinds: Sequence[tuple[str, str]]) -> None:
+        """Raise if there are more jobs than anybody wants, before they are made."""
+        lists = [self.settings, *(value for value in self.settings.values() if isinstance(value, Mapping))]
+        axes = [len(one) for table in lists for one in table.values() if isinstance(one, list | tuple)]
+        axes += [len(one) for group in self.zipped for one in list(group.values())[:1] if isinstance(one, list)]
+        most = len(self.environments) * len(kinds) * math.prod(axes) * len(self._groups(False))
+        if most > MAX_JOBS:
+            raise CapoError(f"the sweep has up to {most:,} jobs; at most {MAX_JOBS:,} are planned at once")
 
     def _job(self, env: str, algorithm: str, preset: str, settings: Values, seeds: tuple[int, ...]) -> Job:
         job = Job(
@@ -130,6 +143,8 @@ class Spec:
     def _combinations(self, algorithm: str) -> list[Values]:
         """Every combination of the settings that are tried with an algorithm."""
         own = self.settings.get(algorithm, {})
+        if not isinstance(own, Mapping):
+            raise CapoError(f"settings: {algorithm}={own!r} must be a table of settings of {algorithm} alone")
         tables = {name for name, value in self.settings.items() if isinstance(value, Mapping)}
         for name in tables:
             registry.find(name)  # a table is an algorithm's
@@ -179,9 +194,10 @@ class Spec:
     def parse(cls, text: str, where: str) -> Spec:
         """From TOML."""
         try:
-            return cls.from_dict(tomllib.loads(text), where)
-        except tomllib.TOMLDecodeError as error:
+            entries = tomllib.loads(text)
+        except (ValueError, RecursionError) as error:  # ValueError: also dates and numbers beyond Python's
             raise CapoError(f"{where}: is not valid TOML: {error}") from None
+        return cls.from_dict(entries, where)
 
     def to_toml(self) -> str:
         """The entries that differ from the defaults, as a file that :meth:`parse` reads."""
@@ -207,19 +223,12 @@ class Spec:
 
 def read_text(path: Path) -> str:
     """A specification's text."""
+    if not path.exists():
+        raise CapoError(f"{path}: there is no such file; `capo sweep SPEC.toml --out DIR` reads one")
     try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise CapoError(f"{path}: there is no such file; `capo sweep SPEC.toml --out DIR` reads one") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise CapoError(f"{path}: cannot be read ({error})") from None
-
-
-def _jitted(name: str) -> bool:
-    try:
-        return is_jitted(envs.make(name))
-    except CapoError as error:
-        raise CapoError(f"the jobs on {name}: {error}") from None
+        return read_bytes(path, MAX_BYTES, follow=True).decode()
+    except (Unreadable, UnicodeDecodeError) as error:
+        raise CapoError(f"{path}: {error}") from None
 
 
 def _listed(name: str, value: Any) -> list[Any]:

@@ -54,6 +54,7 @@ def sweep(
     workers: int | None = None,
     shared_disk: bool | None = None,
     progress: bool = True,
+    trust: bool = False,
     **entries: Any,
 ) -> SweepResult:
     """Train every combination of environments, algorithms, presets, settings and seeds; finish what is missing.
@@ -68,6 +69,7 @@ def sweep(
         workers: the most jobs at a time. None: one per GPU of this machine, or one; on Ray as many as fit.
         shared_disk: whether Ray's workers see ``out`` under the same name; None to find out.
         progress: show the plan and what is running, on standard error.
+        trust: whether a file may name environments as ``module:id``, which imports the module.
         **entries: of the specification, see :class:`capo.sweeps.spec.Spec`: ``environments``, ``frames``,
             ``algorithms``, ``presets``, ``settings``, ``zipped``, ``seeds``, ``seeds_per_job``, ...
 
@@ -79,7 +81,7 @@ def sweep(
         KeyboardInterrupt: after SIGINT or SIGTERM; the same call continues.
     """
     text = _text(spec, entries)
-    planned = make_plan(text, out, on, workers)
+    planned = make_plan(text, out, on, workers, trust or spec is None or isinstance(spec, Mapping))
     if progress:
         print(planned.describe(), file=sys.stderr, flush=True)
     return run_plan(planned, text, on, workers, shared_disk, progress)
@@ -94,12 +96,12 @@ def _text(spec: str | Path | Mapping[str, Any] | None, entries: Mapping[str, Any
     return read_text(as_path("sweep", spec))
 
 
-def make_plan(text: str, out: str | Path, on: str, workers: int | None) -> Plan:
+def make_plan(text: str, out: str | Path, on: str, workers: int | None, trust: bool = False) -> Plan:
     """Check everything; nothing is written or started.
 
     Args:
         text: of the specification.
-        out, on, workers: as of :func:`sweep`.
+        out, on, workers, trust: as of :func:`sweep`.
     """
     folder = SweepFolder(as_path("out", out))
     if folder.path.exists() and not folder.path.is_dir():
@@ -107,7 +109,7 @@ def make_plan(text: str, out: str | Path, on: str, workers: int | None) -> Plan:
     at_a_time = max(1, len(gpus())) if workers is None else whole("workers", workers)
     choose(on, workers)  # refuses an engine that does not exist
     share_device()  # before jax is used here: the jobs need its memory
-    return planning.make(Spec.parse(text, "the sweep"), folder, on, at_a_time)
+    return planning.make(Spec.parse(text, "the sweep"), folder, on, at_a_time, trust)
 
 
 def run_plan(

@@ -14,15 +14,20 @@ from __future__ import annotations
 
 import csv
 import io
-import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from capo.checks import seeds_from, whole
 from capo.errors import CapoError
 from capo.files import write_json, write_text
+from capo.neural.algorithms import registry
+from capo.neural.algorithms.settings import check_value
+from capo.reading import Unreadable, read_json
 from capo.sweeps.batch import Outcome, read_outcomes
+from capo.sweeps.space import space_from
 
 TUNING, STUDY, GENERATIONS, BATCHES, FRESH = "tuning.json", "study.db", "generations", "batches", "fresh"
 RESULT, PRESET, TRIALS = "result.json", "preset.toml", "trials.csv"
@@ -107,17 +112,20 @@ def read_tuning(folder: Path) -> Tuning:
     """
     asked = read_asked(folder)
     trials = [trial for batch in read_batches(folder) for trial in batch]
+    for number, trial in enumerate(trials):
+        if trial.number != number or set(trial.settings) != set(asked["space"]):
+            raise CapoError(f"{folder / GENERATIONS}: trial {number} does not fit {TUNING}: a file was changed")
     result = _read(folder / RESULT) if (folder / RESULT).exists() else {}
     try:
         best = result.get("best")
-        if best is not None and not 0 <= int(best) < len(trials):
-            raise ValueError("best")
-        importance = {str(name): float(share) for name, share in result.get("importance", {}).items()}
+        if best is not None and (type(best) is not int or best < 0 or trials[best].score is None):
+            raise ValueError(f"best={best!r}")
+        importance = {str(name): _finite(share) for name, share in result.get("importance", {}).items()}
         fresh = {
-            str(name): [None if score is None else float(score) for score in scores]
+            str(name): [None if score is None else _finite(score) for score in scores]
             for name, scores in result.get("fresh", {}).items()
         }
-    except (AttributeError, TypeError, ValueError) as error:
+    except (AttributeError, IndexError, TypeError, ValueError) as error:
         raise CapoError(f"{folder / RESULT}: is damaged ({error})") from None
     return Tuning(folder, asked, trials, best, importance, fresh)
 
@@ -144,6 +152,17 @@ def read_asked(folder: Path) -> dict[str, Any]:
             raise CapoError(f"{folder / TUNING}: {name} must be a {kind.__name__}: the file is damaged")
     if asked["format"] != FORMAT:
         raise CapoError(f"{folder / TUNING}: has format {asked['format']}; this version of capo reads {FORMAT}")
+    try:
+        kind = registry.find(asked["algorithm"]).settings
+        asked["space"] = {name: one.to_dict() for name, one in space_from(asked["space"], kind).items()}
+        asked["settings"] = {name: check_value(kind, name, one) for name, one in asked["settings"].items()}
+        asked["stages"] = [whole("stages", one) for one in asked["stages"]]
+        whole("stages", len(asked["stages"]))
+        seeds_from(0, asked["seeds"])
+        if asked["fresh_seeds"]:
+            seeds_from(0, asked["fresh_seeds"])
+    except CapoError as error:
+        raise CapoError(f"{folder / TUNING}: {error}") from None
     return asked
 
 
@@ -171,10 +190,13 @@ def read_generation(path: Path) -> list[list[Trial]]:
     """The batches of a generation, none of them done as far as this file knows."""
     content = _read(path)
     try:
-        return [
+        batches = [
             [Trial(int(one["number"]), dict(one["settings"])) for one in batch] for batch in content["batches"]
         ]
-    except (KeyError, TypeError, ValueError) as error:
+        if not all(batches):
+            raise ValueError("a batch without trials")
+        return batches
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise CapoError(f"{path}: is damaged ({type(error).__name__}: {error})") from None
 
 
@@ -217,11 +239,15 @@ def in_words(seeds: Sequence[int]) -> str:
     return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
 
 
+def _finite(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{value!r} is not a finite number")
+    return number
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CapoError(f"{path}: can't be read ({error})") from None
-    if not isinstance(content, dict):
-        raise CapoError(f"{path}: is damaged: it must be a JSON object")
-    return content
+        return read_json(path)
+    except Unreadable as error:
+        raise CapoError(f"{path}: {error}") from None
