@@ -1,8 +1,9 @@
-"""Gymnasium ids: ``CartPole-v1``, ``module:id``, ``FrozenLake-v1,map_name=8x8``."""
+"""Names of environments: ``CartPole-v1``, ``module:id``, ``FrozenLake-v1,map_name=8x8``, ``pgx:2048``."""
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import sys
 from collections.abc import Mapping
@@ -11,6 +12,8 @@ from typing import Any
 from capo.envs.failures import describe_error
 from capo.errors import CapoError
 from capo.modules import without_current_folder
+
+SUITES = ("gymnax", "pgx", "jumanji", "craftax", "navix")  # packages that a name may import without being asked
 
 
 def registry() -> Mapping[str, Any]:
@@ -50,16 +53,23 @@ def prepare_named_in_file(name: str, trust: bool) -> None:
 
     A registered id needs nothing. A name that would import a module runs that module's code: the user has to say
     that he trusts the file, and even then the current folder, where a stranger's files may lie, is not searched.
+    The suites are known packages and need no consent, unless an argument names another file: an opponent.
 
     Raises:
         CapoError: without consent, or if the module cannot be imported.
     """
     plain, *arguments = name.split(",")
     module, _, _ = plain.rpartition(":")
-    odd = next((one for one in arguments if any(sign in one for sign in ":/\\")), "")
+    odd = next((one for one in arguments if _names_a_file(one)), "")
+    if module in SUITES and not odd:
+        with without_current_folder():  # before it is searched, too
+            if importlib.util.find_spec(module) is None:
+                raise missing_suite(name, module)
+            importlib.import_module(module)
+        return
     if (not module or module in sys.modules) and not odd:  # what is imported already runs no code again
         return
-    what = f"imports the module {module!r}" if module else f"has the argument {odd!r}"
+    what = f"has the argument {odd!r}" if odd else f"imports the module {module!r}"
     if not trust:
         raise CapoError(
             f"the environment {name!r} is named in the file and {what}, which may run any code: if you trust "
@@ -77,6 +87,16 @@ def prepare_named_in_file(name: str, trust: bool) -> None:
                 ) from error
 
 
+def missing_suite(name: str, suite: str) -> CapoError:
+    """The error for an environment whose suite is not installed."""
+    return CapoError(f"{name!r} needs the extra {suite!r}: pip install 'capo-rl[{suite}]'")
+
+
+def _names_a_file(argument: str) -> bool:
+    key, _, value = argument.partition("=")
+    return any(sign in argument for sign in ":/\\") or (key == "opponent" and value != "random")
+
+
 def split_id(name: str) -> tuple[str, dict[str, Any]]:
     """An id and the arguments behind it.
 
@@ -89,7 +109,7 @@ def split_id(name: str) -> tuple[str, dict[str, Any]]:
         key, equals, text = part.partition("=")
         if not equals or not key.isidentifier():
             raise CapoError(
-                f"{part!r}: a Gymnasium id may only be followed by arguments, as in FrozenLake-v1,map_name=8x8"
+                f"{part!r}: a name may only be followed by arguments, as in FrozenLake-v1,map_name=8x8"
             )
         try:
             arguments[key] = json.loads(text)
