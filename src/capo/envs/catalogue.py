@@ -34,4 +34,4 @@ def names(group: str) -> list[str]:
                 found = (spec.version or 0, env_id)
                 newest[spec.name] = max(found, newest.get(spec.name, found))
         return sorted(env_id for _, env_id in newest.values())
-    return [f"{group}:{env_id}" for env_id in suites.SUITES[group].names()]
+    return [f"{group}:{env_id}" for env_id in suites.names(group)]

@@ -12,9 +12,9 @@ from typing import Any
 from capo.envs import ids
 from capo.envs.suites import craftax, gymnax, jumanji, navix, pgx
 from capo.envs.suites.common import Adapter
-from capo.errors import unknown_name
+from capo.errors import CapoError, unknown_name
 
-__all__ = ["SUITES", "Adapter", "adapt", "by_name", "installed", "suite_of_name", "suite_of_object"]
+__all__ = ["SUITES", "Adapter", "adapt", "by_name", "installed", "names", "suite_of_name", "suite_of_object"]
 
 SUITES: dict[str, ModuleType] = dict(zip(ids.SUITES, (gymnax, pgx, jumanji, craftax, navix), strict=True))
 
@@ -51,11 +51,26 @@ def by_name(name: str) -> Adapter:
     if installed(suite) is None:
         raise ids.missing_suite(name, suite)
     env_id, arguments = ids.split_id(rest)
-    known = SUITES[suite].names()
+    if ids.wrappers_of(rest):
+        raise CapoError(f"{name!r}: Gymnasium's wrappers do not fit the environments of {suite}")
+    known = names(suite)
     if env_id not in known:
         raise unknown_name(f"environment of {suite}", env_id, known)
     made: Adapter = SUITES[suite].make(name, env_id, arguments)
     return made
+
+
+def names(suite: str) -> list[str]:
+    """The ids of a suite that is installed.
+
+    Raises:
+        CapoError: if its package cannot be imported.
+    """
+    try:
+        found: list[str] = SUITES[suite].names()
+    except ImportError as error:
+        raise CapoError(f"{suite} cannot be imported: {error}; install it with capo-rl[{suite}]") from error
+    return found
 
 
 def adapt(env: Any) -> Adapter:
