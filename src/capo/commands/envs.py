@@ -64,7 +64,11 @@ def _lines(group: str) -> Iterator[str]:
 
 def _spaces(name: str) -> str:
     from capo import envs
+    from capo.envs import catalogue
 
+    reason = catalogue.slow(name)
+    if reason:
+        return reason
     try:
         env: Any = envs.make(name)
     except CapoError as error:

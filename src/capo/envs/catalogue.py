@@ -20,6 +20,13 @@ def version(group: str) -> str | None:
         return None
 
 
+def slow(name: str) -> str | None:
+    """Why an environment takes long to be made, or needs the network; None if it does not."""
+    suite = suites.suite_of_name(name)
+    reasons: dict[str, str] = getattr(suites.SUITES[suite], "SLOW", {}) if suite else {}
+    return reasons.get(name.partition(":")[2])
+
+
 def names(group: str) -> list[str]:
     """The names of a group's environments, as :func:`capo.envs.make` takes them.
 

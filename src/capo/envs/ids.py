@@ -1,4 +1,4 @@
-"""Names: ``CartPole-v1``, ``module:id``, ``FrozenLake-v1,map_name=8x8``, ``id,wrapper=module:Class``, ``pgx:2048``."""
+"""Names: ``CartPole-v1``, ``module:id``, ``FrozenLake-v1,map_name=8x8``, ``id,wrapper=module:Class``, ``pgx:``."""
 
 from __future__ import annotations
 

@@ -22,6 +22,7 @@ class JittedEnv(Protocol):
     Optional: ``truncates = False`` promises that ``truncated`` is never true, which halves the replay.
     ``observation_high`` is the largest value of observations that are bytes; without it they are images, 0 to 255.
     ``layout`` says that observations are rows of bytes packed by that :class:`Layout`: several parts, a mask.
+    ``picture(env_state)`` draws a state for people, (H, W, 3) bytes; without it the observations are drawn.
     """
 
     name: str

@@ -85,10 +85,16 @@ def play(agent: Playable, episodes: int, steps: int, *, deterministic: bool, see
 
 def _play_jitted(agent: Playable, deterministic: bool, seed: int) -> Iterator[Frame]:
     reset, advance = jax.jit(agent.env.reset), jax.jit(agent.env.step)
+    draw = jax.jit(agent.env.picture) if hasattr(agent.env, "picture") else None
     key = jax.random.PRNGKey(seed)
     env_state, observation = reset(jax.random.fold_in(key, 0))
     step, score, last = 0, 0.0, False
-    yield Frame(_drawable(agent.env, observation), None, step, score, last)
+
+    def seen() -> Frame:
+        picture = None if draw is None else np.asarray(draw(env_state))
+        return Frame(_drawable(agent.env, observation), picture, step, score, last)
+
+    yield seen()
     while not last:
         step += 1
         action, _ = agent.predict(np.asarray(observation), deterministic=deterministic)
@@ -97,7 +103,7 @@ def _play_jitted(agent: Playable, deterministic: bool, seed: int) -> Iterator[Fr
         )
         score += float(reward)
         last = bool(terminated) or bool(truncated)
-        yield Frame(_drawable(agent.env, observation), None, step, score, last)
+        yield seen()
 
 
 def _drawable(env: Any, observation: Any) -> NDArray:

@@ -10,6 +10,8 @@ from capo.arrays import Array, PyTree
 from capo.envs.suites.common import Adapter, Bounds, no_arguments, with_parameters
 from capo.errors import CapoError
 
+SLOW = {"MNISTBandit-bsuite": "downloads its pictures when it is made"}
+
 
 class GymnaxEnv(Adapter):
     """An environment of gymnax with its parameters, stepped without gymnax's automatic reset."""

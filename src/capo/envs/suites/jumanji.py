@@ -16,6 +16,7 @@ from capo.envs.layout import MASK
 from capo.envs.suites.common import MAX_ACTIONS, Adapter, Bounds
 from capo.errors import CapoError
 
+SLOW = {"Sokoban-v0": "downloads its levels when it is made"}
 _NEVER = 2**30  # a time limit that no episode reaches
 
 
@@ -50,6 +51,8 @@ class JumanjiEnv(Adapter):
         self._action_shape = tuple(env.action_spec.shape)
         n_actions = math.prod(self._factors)
         bounds = _bounds(env.observation_spec)
+        if self._limit < _NEVER:
+            bounds.setdefault("step_count", Bounds(0, self._limit))
         self._mask_shape = self._find_mask(name)
         if self._mask_shape is not None:
             self.action_mask = self._action_mask

@@ -45,7 +45,7 @@ class PgxEnv(Adapter):
         game = jax.eval_shape(env.init, jax.random.PRNGKey(0))
         super().__init__(name, game.legal_action_mask.shape[0])
         if opponent is not None:
-            self._opponent = find(opponent, self)
+            self._opponent = find(opponent, PgxEnv(env, None, name, truncates))
 
     def start(self, key: Array) -> tuple[PyTree, PyTree]:
         if self._players == 1:
@@ -106,7 +106,7 @@ def make(name: str, env_id: str, arguments: Mapping[str, Any]) -> PgxEnv:
     import pgx
 
     arguments = dict(arguments)
-    opponent = arguments.pop("opponent", None)
+    opponent = str(arguments.pop("opponent")) if "opponent" in arguments else None
     no_arguments(name, arguments, ["opponent"])
     # No game of pgx has a time limit of its own; a user's object may.
     return PgxEnv(pgx.make(env_id), opponent, f"pgx:{env_id}", truncates=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -167,6 +167,18 @@ class Learner(ABC):
         if not len(obs):
             return np.zeros(0, np.int32)
         return np.asarray(self._act(params, obs, key, mask, deterministic=deterministic))
+
+    def policy_function(self, params: PyTree) -> Callable[[Array, Array, Array], Array]:
+        """The policy as a pure function of a key, one observation and its action mask (A,), to use inside jax.
+
+        Args:
+            params: from :meth:`policy_params`.
+        """
+
+        def policy(key: Array, observation: Array, mask: Array) -> Array:
+            return _act(self.algorithm, params, observation[None], key, mask, deterministic=False)[0]
+
+        return policy
 
     # What a run says about itself -------------------------------------------------------------------------
 
