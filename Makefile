@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 JOBS ?= 2
 
-.PHONY: demo test test-fast test-cluster oracles coverage test-page lint docs docs-serve architecture wheel-check bench clean
+.PHONY: demo test test-fast test-cluster test-suites oracles coverage test-page lint docs docs-serve architecture wheel-check bench clean
 
 .venv/.installed: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -52,6 +52,16 @@ test-fast: .venv/.installed
 test-cluster: .venv/.cluster
 	$(BIN)/pytest -m cluster tests/sweeps
 
+# The suites of jitted environments, all in one venv (1.5 GB; about 8 minutes on two cores, most of it compiling).
+.venv-suites/.installed: pyproject.toml
+	$(PYTHON) -m venv .venv-suites
+	.venv-suites/bin/pip install --quiet --upgrade pip
+	.venv-suites/bin/pip install --quiet -e '.[gym,gymnax,pgx,jumanji,craftax,navix,dev]'
+	touch $@
+
+test-suites: .venv-suites/.installed
+	.venv-suites/bin/pytest tests/neural/test_suites.py
+
 # The tests that compare with other libraries (Stable-Baselines3, rlax, rliable, TensorBoard), in a venv of their own.
 oracles: .venv-oracles/.installed
 	.venv-oracles/bin/pytest -m oracle
@@ -94,4 +104,4 @@ bench: .venv/.peers
 	$(BIN)/python benchmarks/neural.py --out runs/bench/neural.json
 
 clean:
-	rm -rf .venv .venv-oracles runs site dist build .coverage* .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-oracles .venv-suites runs site dist build .coverage* .pytest_cache .mypy_cache .ruff_cache

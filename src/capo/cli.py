@@ -29,7 +29,20 @@ examples:
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands."""
-    from capo.commands import bench, evaluate, report, reproduce, resume, solve, sweep, train, tune, verify, watch
+    from capo.commands import (
+        bench,
+        envs,
+        evaluate,
+        report,
+        reproduce,
+        resume,
+        solve,
+        sweep,
+        train,
+        tune,
+        verify,
+        watch,
+    )
 
     parser = argparse.ArgumentParser(
         prog="capo",
@@ -39,7 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"capo {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (train, resume, evaluate, watch, report, sweep, tune, solve, verify, reproduce, bench):
+    for command in (train, resume, evaluate, watch, envs, report, sweep, tune, solve, verify, reproduce, bench):
         command.add_parser(subparsers)
     return parser
 

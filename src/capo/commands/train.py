@@ -44,7 +44,7 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     parser.set_defaults(ends_at_once=True)  # a signal outside of training: all that counts is on the disk
     option = parser.add_argument
-    envs = "minatar-breakout, another MinAtar game, or a Gymnasium id with discrete actions"
+    envs = "minatar-breakout, gymnax:CartPole-v1, a Gymnasium id, ...; 'capo envs' lists them"
     frames = f"(default: {FRAMES}; {FRAMES_HOST} on Gymnasium environments, which are slower)"
     start = "settings to start from, or a preset file (.toml) such as `capo tune` writes"
     interval = "how often to checkpoint: 60s, 5m, 1h, or a number of frames (default: 60s)"

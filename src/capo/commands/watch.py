@@ -11,8 +11,9 @@ EXAMPLES = """examples:
   capo watch runs/minatar-breakout-ncapo-1 --out play.gif
   capo watch runs/breakout --out best.gif --episodes 3 --deterministic
 
-MinAtar's grids are drawn with one colour per channel. A Gymnasium environment draws itself if it can (CartPole
-needs pygame: pip install 'gymnasium[classic-control]'); otherwise its observations are drawn.
+MinAtar's grids are drawn with one colour per channel; Craftax and navix draw themselves. A Gymnasium environment
+draws itself if it can (CartPole needs pygame: pip install 'gymnasium[classic-control]'). Otherwise the
+observations are drawn.
 """
 
 

@@ -1,4 +1,4 @@
-"""Environments, inside jax (:class:`JittedEnv`: MinAtar, your own) or on the host (:class:`HostEnv`: Gymnasium).
+"""Environments, inside jax (:class:`JittedEnv`: MinAtar, suites, your own) or on the host (:class:`HostEnv`).
 
 :func:`make` turns whatever a user gives into one of the two; :class:`EnvSpec` describes either to the learners.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 from typing import Any
 
+from capo.envs import suites
 from capo.envs.gymnasium import GymEnv, is_gymnasium_object
 from capo.envs.ids import check_consent, is_gymnasium_id, prepare_named_in_file, registry
 from capo.envs.minatar.games import NAMES, MinAtar
@@ -34,18 +35,20 @@ def make(env: Any) -> Env:
     """An environment that a learner can run.
 
     Args:
-        env: a name (``minatar-breakout``, a Gymnasium id), a ``gymnasium.Env``, a Gymnasium vector
-            environment, or an object of the jitted protocol.
+        env: a name (``minatar-breakout``, ``gymnax:CartPole-v1``, a Gymnasium id), a ``gymnasium.Env``, a
+            Gymnasium vector environment, an environment of a suite, or an object of the jitted protocol.
 
     Returns:
         A :class:`JittedEnv` (an object of the protocol is returned as it is) or a :class:`HostEnv`.
     """
     if isinstance(env, str):
         return _by_name(env)
-    if isinstance(env, GymEnv | MinAtar):
+    if isinstance(env, GymEnv | MinAtar | suites.Adapter):
         return env
     if is_gymnasium_object(env):
         return GymEnv(env)
+    if suites.suite_of_object(env) and not hasattr(env, "observation_dtype"):  # else it has the protocol, too
+        return suites.adapt(env)
     check_jitted(env)
     jitted: JittedEnv = env
     return jitted
@@ -53,7 +56,7 @@ def make(env: Any) -> Env:
 
 def is_jitted_name(name: str) -> bool:
     """Whether the environment of this name runs inside jax; nothing is made or imported to find out."""
-    return name in NAMES or name in PROBES
+    return name in NAMES or name in PROBES or suites.suite_of_name(name) is not None
 
 
 def _by_name(name: str) -> Env:
@@ -61,13 +64,19 @@ def _by_name(name: str) -> Env:
         return MinAtar(name)
     if name in PROBES:
         return PROBES[name]
+    if suites.suite_of_name(name):
+        return suites.by_name(name)
     if is_gymnasium_id(name):
         return GymEnv(name)
     ids = sorted(registry())
     near = difflib.get_close_matches(name, [*NAMES, *PROBES, *ids], n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
     others = "every Gymnasium id (module:id if a module registers it)" if ids else _NO_GYMNASIUM
-    raise CapoError(f"unknown environment {name!r}: {hint}allowed are {', '.join(NAMES)} and {others}")
+    found = ", ".join(f"{suite}:..." for suite in suites.SUITES)
+    raise CapoError(
+        f"unknown environment {name!r}: {hint}allowed are {', '.join(NAMES)}, {found} ('capo envs' "
+        f"lists them) and {others}"
+    )
 
 
 _NO_GYMNASIUM = "every Gymnasium id (with the extra 'gym': pip install 'capo-rl[gym]')"

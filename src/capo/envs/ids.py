@@ -1,8 +1,9 @@
-"""Gymnasium ids: ``CartPole-v1``, ``module:id``, ``FrozenLake-v1,map_name=8x8``."""
+"""Names: ``CartPole-v1``, ``module:id``, ``FrozenLake-v1,map_name=8x8``, ``id,wrapper=module:Class``, ``pgx:``."""
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import sys
 from collections.abc import Mapping
@@ -11,6 +12,9 @@ from typing import Any
 from capo.envs.failures import describe_error
 from capo.errors import CapoError
 from capo.modules import without_current_folder
+
+SUITES = ("gymnax", "pgx", "jumanji", "craftax", "navix")  # packages that a name may import without being asked
+WRAPPER = "wrapper"  # the argument that names a wrapper; there may be several, the first one is the innermost
 
 
 def registry() -> Mapping[str, Any]:
@@ -26,7 +30,7 @@ def registry() -> Mapping[str, Any]:
 def is_gymnasium_id(name: str) -> bool:
     """Whether ``name`` is a Gymnasium id, with or without a module in front and arguments behind it.
 
-    A module in front is imported, and MinAtar's own ids are registered.
+    A module in front is imported, and the ids of MinAtar and MiniGrid are registered.
     """
     known = registry()
     if not known:
@@ -36,6 +40,11 @@ def is_gymnasium_id(name: str) -> bool:
             importlib.import_module("minatar.gym").register_envs()
         except ImportError as error:
             raise CapoError("MinAtar/ ids need the package 'minatar': pip install minatar") from error
+    if name.startswith(("MiniGrid-", "BabyAI-")) and split_id(name)[0] not in known:
+        try:
+            importlib.import_module("minigrid")  # registers its environments
+        except ImportError as error:
+            raise CapoError(f"{name} needs the package 'minigrid': pip install 'capo-rl[minigrid]'") from error
     module, _, name = split_id(name)[0].rpartition(":")
     if module:
         try:
@@ -48,17 +57,19 @@ def is_gymnasium_id(name: str) -> bool:
 def check_consent(name: str, trust: bool) -> None:
     """Refuse an environment's name that comes from a file and would run code, unless the user trusts the file.
 
-    A registered id is harmless; one that imports a module, or is given a path or a module as an argument, is not.
+    A registered id is harmless, and so are the suites, which are known packages. What imports another module, or
+    has an argument that names a module or a file (a wrapper, an opponent), is not.
 
     Raises:
         CapoError: without consent.
     """
     plain, *arguments = name.split(",")
     module, _, _ = plain.rpartition(":")
-    odd = next((one for one in arguments if any(sign in one for sign in ":/\\")), "")
-    if trust or ((not module or module in sys.modules) and not odd):  # what is imported runs no code again
+    odd = next((one for one in arguments if _names_a_file(one)), "")
+    known = not module or module in SUITES or module in sys.modules  # what is imported runs no code again
+    if trust or (known and not odd):
         return
-    what = f"imports the module {module!r}" if module else f"has the argument {odd!r}"
+    what = f"has the argument {odd!r}" if odd else f"imports the module {module!r}"
     raise CapoError(
         f"the environment {name!r} is named in the file and {what}, which may run any code: if you trust "
         "where the file comes from, allow it with --allow-import (in Python: trust=True)"
@@ -70,26 +81,42 @@ def prepare_named_in_file(name: str, trust: bool) -> None:
 
     A registered id needs nothing. A name that would import a module runs that module's code: the user has to say
     that he trusts the file, and even then the current folder, where a stranger's files may lie, is not searched.
+    The suites need no consent, unless an argument names another file: an opponent.
 
     Raises:
         CapoError: without consent, or if the module cannot be imported.
     """
     check_consent(name, trust)
     module, _, _ = name.split(",")[0].rpartition(":")
-    if module and module not in sys.modules:
+    if module in SUITES:
+        with without_current_folder():  # before it is searched, too
+            if importlib.util.find_spec(module) is None:
+                raise missing_suite(name, module)
+    wanted = [module] if module and module not in sys.modules else []
+    for one in [*wanted, *(text.partition(":")[0] for text in wrappers_of(name))]:
         with without_current_folder():
             try:
-                importlib.import_module(module)
+                importlib.import_module(one)
             except Exception as error:  # also what the module itself raises
                 raise CapoError(
-                    f"{name}: importing {module} raised {describe_error(error)}; for a name from a file the "
+                    f"{name}: importing {one} raised {describe_error(error)}; for a name from a file the "
                     "current folder is not searched: install the module, or put its folder on PYTHONPATH as an "
                     "absolute path"
                 ) from error
 
 
+def missing_suite(name: str, suite: str) -> CapoError:
+    """The error for an environment whose suite is not installed."""
+    return CapoError(f"{name!r} needs the extra {suite!r}: pip install 'capo-rl[{suite}]'")
+
+
+def _names_a_file(argument: str) -> bool:
+    key, _, value = argument.partition("=")
+    return any(sign in argument for sign in ":/\\") or (key == "opponent" and value != "random")
+
+
 def split_id(name: str) -> tuple[str, dict[str, Any]]:
-    """An id and the arguments behind it.
+    """An id and the arguments behind it, without the wrappers.
 
     >>> split_id("FrozenLake-v1,map_name=8x8,is_slippery=false")
     ('FrozenLake-v1', {'map_name': '8x8', 'is_slippery': False})
@@ -100,10 +127,40 @@ def split_id(name: str) -> tuple[str, dict[str, Any]]:
         key, equals, text = part.partition("=")
         if not equals or not key.isidentifier():
             raise CapoError(
-                f"{part!r}: a Gymnasium id may only be followed by arguments, as in FrozenLake-v1,map_name=8x8"
+                f"{part!r}: a name may only be followed by arguments, as in FrozenLake-v1,map_name=8x8"
             )
+        if key == WRAPPER:
+            continue
         try:
             arguments[key] = json.loads(text)
         except ValueError:
             arguments[key] = {"True": True, "False": False, "None": None}.get(text, text)
     return name, arguments
+
+
+def wrappers_of(name: str) -> list[str]:
+    """The wrappers that an id asks for, the innermost first.
+
+    >>> wrappers_of("CarRacing-v3,continuous=false,wrapper=gymnasium.wrappers:GrayscaleObservation")
+    ['gymnasium.wrappers:GrayscaleObservation']
+    """
+    parts = (part.partition("=") for part in name.split(",")[1:])
+    return [text for key, _, text in parts if key == WRAPPER]
+
+
+def find_wrapper(text: str) -> Any:
+    """The wrapper ``module:name``: anything that takes an environment and returns one.
+
+    Raises:
+        CapoError: if there is no such module, or no such name in it.
+    """
+    module, colon, name = text.partition(":")
+    if not colon or not module or not name.isidentifier():
+        raise CapoError(f"wrapper={text}: give it as module:name, such as gymnasium.wrappers:FlattenObservation")
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except Exception as error:  # also what the module itself raises
+        raise CapoError(f"wrapper={text}: importing {module} raised {describe_error(error)}") from error
+    if not callable(found):
+        raise CapoError(f"wrapper={text}: {module} has no wrapper called {name}")
+    return found

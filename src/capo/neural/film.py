@@ -17,6 +17,7 @@ from capo.arrays import NDArray
 from capo.checks import check_seed, positive
 from capo.envs import is_jitted
 from capo.envs.failures import environment_call, failure_context
+from capo.envs.spaces import drawable
 from capo.errors import CapoError
 
 
@@ -84,10 +85,16 @@ def play(agent: Playable, episodes: int, steps: int, *, deterministic: bool, see
 
 def _play_jitted(agent: Playable, deterministic: bool, seed: int) -> Iterator[Frame]:
     reset, advance = jax.jit(agent.env.reset), jax.jit(agent.env.step)
+    draw = jax.jit(agent.env.picture) if hasattr(agent.env, "picture") else None
     key = jax.random.PRNGKey(seed)
     env_state, observation = reset(jax.random.fold_in(key, 0))
     step, score, last = 0, 0.0, False
-    yield Frame(np.asarray(observation), None, step, score, last)
+
+    def seen() -> Frame:
+        picture = None if draw is None else np.asarray(draw(env_state))
+        return Frame(_drawable(agent.env, observation), picture, step, score, last)
+
+    yield seen()
     while not last:
         step += 1
         action, _ = agent.predict(np.asarray(observation), deterministic=deterministic)
@@ -96,7 +103,16 @@ def _play_jitted(agent: Playable, deterministic: bool, seed: int) -> Iterator[Fr
         )
         score += float(reward)
         last = bool(terminated) or bool(truncated)
-        yield Frame(np.asarray(observation), None, step, score, last)
+        yield seen()
+
+
+def _drawable(env: Any, observation: Any) -> NDArray:
+    """An array of an observation for people to look at, a copy of its own."""
+    layout = getattr(env, "layout", None)
+    if hasattr(env, "drawable"):
+        array: NDArray = env.drawable(observation)
+        return array
+    return np.array(observation) if layout is None else drawable(layout, np.asarray(observation))
 
 
 def _play_gymnasium(agent: Playable, deterministic: bool, seed: int) -> Iterator[Frame]:
@@ -108,7 +124,7 @@ def _play_gymnasium(agent: Playable, deterministic: bool, seed: int) -> Iterator
 
     def seen() -> Frame:
         with failure_context(f"{agent.env.name}, at step {step:,}"), environment_call("render"):
-            return Frame(np.array(observation), watched.picture(), step, score, last)
+            return Frame(_drawable(agent.env, observation), watched.picture(), step, score, last)
 
     try:
         with failure_context(agent.env.name), environment_call("reset"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -102,6 +103,14 @@ class Player(ABC):
         self._predictions += 1
         actions += learner.spec.first_action  # a Discrete space may start anywhere
         return (actions[0] if single else actions), state
+
+    def as_opponent(self) -> Callable[[Array, Array, Array], Array]:
+        """The policy as it is now, as an opponent in a game of two.
+
+        Returns:
+            A pure function of a key, an observation and the mask (actions,) of legal actions to an action.
+        """
+        return self.learner.policy_function(self._policy(self.learner))
 
     def _returns(
         self, learner: Learner, key: Array, episodes: int, deterministic: bool, group: SeedGroup

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from capo.arrays import Array, Metrics, PyTree
+from capo.envs.layout import Part
 from capo.envs.protocol import Env, EnvSpec
 from capo.neural.algorithms.settings import CommonSettings
 from capo.neural.parts import networks, replay, schedules
@@ -83,11 +84,9 @@ class Algorithm(ABC):
     def __init__(self, config: CommonSettings, env: Env) -> None:
         self.config = config
         spec = EnvSpec(env)
-        (seen,) = spec.seen
         self.network = replace(
-            self._network(seen.shape, spec.n_actions),
-            byte_high=seen.high,
-            precision=networks.precision(config.precision, seen.dtype),
+            self._network(spec.seen, spec.n_actions),
+            precision=networks.precision(config.precision, spec.seen),
             layout=spec.layout,
         )
         self.rollouts: ReplaySpec = replay.spec_for(
@@ -100,8 +99,9 @@ class Algorithm(ABC):
         )
         self.frames_per_iteration = config.frames_per_iteration
 
-    def _network(self, observation_shape: tuple[int, ...], n_actions: int) -> NetworkSpec:
-        return networks.spec_for(self.config, observation_shape, n_actions)
+    def _network(self, seen: tuple[Part, ...], n_actions: int) -> NetworkSpec:
+        """What the networks look like that see these parts of an observation."""
+        return networks.spec_for(self.config, seen, n_actions)
 
     def _replay_options(self) -> dict[str, int]:
         """Capacity and clearing of a replay of whole rollouts; by default one iteration is kept."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from capo import envs
+from capo.envs.suites import opponents
 from capo.errors import CapoError, unknown_name
 from capo.neural.agent import Agent
 from capo.neural.algorithms.a2c import A2C, A2CAlgorithm, A2CConfig
@@ -83,6 +84,15 @@ def load(path: str | Path, env: Any = None, *, trust: bool = False) -> Agent:
     saved = checkpoint.find(path)
     schema.check_checkpoint(saved.path, saved.content)
     return find(str(saved.content["algorithm"])).agent.from_checkpoint(saved, env, trust=trust)
+
+
+def opponent(given: Any, game: Any) -> opponents.Opponent:
+    """An agent, or the agent of a run's folder or a saved file, as an opponent in ``game``."""
+    agent = given if isinstance(given, Agent) else load(given, game)
+    return agent.as_opponent()
+
+
+opponents.load_with(opponent)
 
 
 def learner_for(env: Any, config: CommonSettings, n_seeds: int = 1) -> Learner:

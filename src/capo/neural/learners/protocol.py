@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -136,7 +136,7 @@ class Learner(ABC):
     def act(
         self,
         params: PyTree,
-        observations: NDArray,
+        observations: Any,
         key: Array | None = None,
         deterministic: bool = False,
         action_mask: Any = None,
@@ -153,7 +153,7 @@ class Learner(ABC):
         Raises:
             CapoError: if observations or mask have another shape, or a mask allows nothing.
         """
-        obs = self.spec.encode(np.asarray(observations))
+        obs = self.spec.encode(observations)
         if obs.shape[1:] != tuple(self.env.observation_shape):
             raise CapoError(
                 f"observations of shape {obs.shape} were given to {self.env.name!r}; it takes "
@@ -167,6 +167,18 @@ class Learner(ABC):
         if not len(obs):
             return np.zeros(0, np.int32)
         return np.asarray(self._act(params, obs, key, mask, deterministic=deterministic))
+
+    def policy_function(self, params: PyTree) -> Callable[[Array, Array, Array], Array]:
+        """The policy as a pure function of a key, one observation and its action mask (A,), to use inside jax.
+
+        Args:
+            params: from :meth:`policy_params`.
+        """
+
+        def policy(key: Array, observation: Array, mask: Array) -> Array:
+            return _act(self.algorithm, params, observation[None], key, mask, deterministic=False)[0]
+
+        return policy
 
     # What a run says about itself -------------------------------------------------------------------------
 
@@ -183,7 +195,7 @@ class Learner(ABC):
                 f"{self.env.name}: {seeds}, {rollouts} x {config.rollout_length} steps = "
                 f"{self.frames_per_iteration} frames per iteration per seed{spread}",
                 learning,
-                f"network: {self.network.kind}, {self.n_parameters:,} parameters",
+                f"network: {self.network.describe()}, {self.n_parameters:,} parameters",
                 *more,
             )
         )
@@ -273,12 +285,16 @@ class Learner(ABC):
         return total + _bytes(rest) * self.n_seeds
 
 
-def as_batch(env: EnvSpec, observation: Any) -> tuple[NDArray, bool]:
+def as_batch(env: EnvSpec, observation: Any) -> tuple[Any, bool]:
     """An environment's own observations with a batch axis, and whether a single one was given without it.
+
+    Those of a Dict or Tuple space have it on every part.
 
     Raises:
         CapoError: if they are not numbers, or of another shape.
     """
+    if env.batched is not None:
+        return env.batched(observation)
     shape = env.raw_shape
     try:
         array = np.asarray(observation)
