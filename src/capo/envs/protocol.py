@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeGuard
 import numpy as np
 
 from capo.arrays import Array, NDArray, PyTree
-from capo.envs.layout import Layout, Part
+from capo.envs.layout import MASK, Layout, Part, plain_layout
 
 
 class JittedEnv(Protocol):
@@ -22,6 +22,8 @@ class JittedEnv(Protocol):
     Optional: ``truncates = False`` promises that ``truncated`` is never true, which halves the replay.
     ``observation_high`` is the largest value of observations that are bytes; without it they are images, 0 to 255.
     ``layout`` says that observations are rows of bytes packed by that :class:`Layout`: several parts, a mask.
+    ``action_mask(env_state)`` gives a mask (n_actions,), true where an action is allowed: the others are never
+    taken. After the last step of an episode, where nothing is taken any more, it may allow nothing.
     """
 
     name: str
@@ -78,10 +80,15 @@ class WatchableEnv(NamedTuple):
     env: Any  # a gymnasium.Env
     owned: bool  # made for watching, so it has to be closed afterwards
     renders: bool  # draws itself
+    read_mask: Callable[[str, Any, Any], NDArray] | None = None  # the action mask, from method, env and info
 
     def picture(self) -> NDArray | None:
         """Its own picture (H, W, 3) of bytes; None if it does not draw itself."""
         return np.asarray(self.env.render()) if self.renders else None
+
+    def mask(self, method: str, info: Any) -> NDArray | None:
+        """Its action mask after a call of ``method`` that returned ``info``; None if it has none."""
+        return None if self.read_mask is None else self.read_mask(method, self.env, info)
 
 
 class HostEnv(Protocol):
@@ -94,6 +101,7 @@ class HostEnv(Protocol):
     observation_dtype: np.dtype[Any]  # of an encoded observation
     observation_high: int  # the largest value of observations that are bytes; the networks divide by it
     raw_shape: tuple[int, ...]  # of an observation as the environment returns it
+    masked: bool  # whether its vectors give action masks, packed with the observations
 
     @property
     def fixed_copies(self) -> int | None:
@@ -128,7 +136,8 @@ Env: TypeAlias = JittedEnv | HostEnv
 class EnvSpec:
     """What learners and agents need to know about an environment of either kind; the fields are HostEnv's.
 
-    A jitted environment may leave most of it unsaid: here are the defaults.
+    A jitted environment may leave most of it unsaid: here are the defaults. Where there are action masks,
+    ``observation_shape`` and ``observation_dtype`` are those of both, packed together by ``layout``.
     """
 
     def __init__(self, env: Env) -> None:
@@ -144,6 +153,18 @@ class EnvSpec:
         self.vector_copies: int | None = getattr(env, "vector_copies", None)
         self.encode: Callable[[NDArray], NDArray] = getattr(env, "encode", lambda obs: obs.astype(dtype))
         self.layout: Layout | None = getattr(env, "layout", None)
+        self.masked = bool(getattr(env, "masked", callable(getattr(env, "action_mask", None))))
+        self._packed = self.layout is not None  # without the mask
+        if self.masked:
+            plain = self.layout or plain_layout(shape, dtype, self.observation_high)
+            self.layout = plain.with_mask(self.n_actions)
+            self.observation_shape, self.observation_dtype = (self.layout.n_bytes,), np.dtype(np.uint8)
+
+    def with_masks(self, observations: Any, masks: Any) -> Any:
+        """Encoded observations (..., *shape) and their masks (..., A) as rows of bytes (..., n_bytes)."""
+        assert self.layout is not None
+        parts = Layout(self.layout.seen).unpack(observations) if self._packed else {"": observations}
+        return self.layout.pack({**parts, MASK: masks})
 
     @property
     def seen(self) -> tuple[Part, ...]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from capo.arrays import NDArray
 from capo.envs.failures import EnvironmentFailed, environment_call
+from capo.envs.masks import HostMasks, check_some_allowed
 from capo.envs.protocol import HostStep
 from capo.errors import CapoError
 
@@ -26,43 +27,68 @@ class SeparateCopies:
         envs: of the same kind.
         encode: observations (N, *raw_shape) -> (N, *observation_shape).
         first_action: the environment's own number of action 0.
+        masks: reads their action masks, which are packed with the observations; None if they have none.
         owned: whether they were made for this and are closed with it.
     """
 
     skips = False
 
     def __init__(
-        self, envs: list[Any], encode: Callable[[NDArray], NDArray], first_action: int, owned: bool = True
+        self,
+        envs: list[Any],
+        encode: Callable[[NDArray], NDArray],
+        first_action: int,
+        masks: HostMasks | None = None,
+        owned: bool = True,
     ) -> None:
         self._envs, self._encode, self._first_action, self._owned = envs, encode, first_action, owned
+        self._masks = masks
         self.n = len(envs)
 
     def reset(self, seed: int) -> NDArray:
         with environment_call("reset"):
-            obs = np.stack([np.array(env.reset(seed=seed + i)[0]) for i, env in enumerate(self._envs)])
-            return _checked_observations("reset", self._encode(obs))
+            return self._begun([env.reset(seed=seed + i) for i, env in enumerate(self._envs)], self._envs)
+
+    def _begun(self, results: list[tuple[Any, Any]], envs: list[Any]) -> NDArray:
+        """The first observations of what the resets of ``envs`` returned."""
+        obs = _checked_observations("reset", self._encode(np.stack([np.array(obs) for obs, _ in results])))
+        if self._masks is None:
+            return obs
+        infos = [info for _, info in results]
+        masks = np.stack([self._read_mask("reset", env, info) for env, info in zip(envs, infos, strict=True)])
+        check_some_allowed("reset", masks, obs)
+        return np.asarray(self._masks.pack(obs, masks))
 
     def step(self, action: NDArray) -> HostStep:
-        successors, observations = [], []
+        successors, observations, masks, next_masks = [], [], [], []
         reward = np.zeros(self.n, np.float32)
         terminated, truncated = np.zeros(self.n, np.bool_), np.zeros(self.n, np.bool_)
         with environment_call("step"):
             for i, env in enumerate(self._envs):
-                obs, reward[i], terminated[i], truncated[i], _ = env.step(int(action[i]) + self._first_action)
+                obs, reward[i], terminated[i], truncated[i], info = env.step(int(action[i]) + self._first_action)
                 successors.append(np.array(obs))  # an environment may write the next one into the same array
+                mask = self._read_mask("step", env, info)
+                masks.append(mask)
                 if terminated[i] or truncated[i]:
                     with environment_call("reset"):
-                        obs = env.reset()[0]
+                        obs, info = env.reset()
+                        mask = self._read_mask("reset", env, info)
                 observations.append(np.array(obs))
+                next_masks.append(mask)
             successor, obs = self._encode(np.stack(successors)), self._encode(np.stack(observations))
-        return _checked_step(
+        moved = _checked_step(
             HostStep(obs, successor, reward, terminated, truncated & ~terminated, np.ones(self.n, np.bool_))
         )
+        return moved if self._masks is None else _packed(self._masks, moved, np.stack(next_masks), np.stack(masks))
+
+    def _read_mask(self, method: str, env: Any, info: Any) -> NDArray:
+        """The mask (A,) of one environment after ``method``; (0,) if there are none."""
+        return np.ones(0, np.bool_) if self._masks is None else self._masks.of_env(method, env, info)
 
     def restart(self, who: NDArray) -> NDArray:
         with environment_call("reset"):
-            obs = np.stack([np.array(self._envs[i].reset()[0]) for i in np.flatnonzero(who)])
-            return _checked_observations("reset", self._encode(obs))
+            envs = [self._envs[i] for i in np.flatnonzero(who)]
+            return self._begun([env.reset() for env in envs], envs)
 
     def close(self) -> None:
         for env in self._envs if self._owned else []:
@@ -73,32 +99,47 @@ class SeparateCopies:
 class UserVector:
     """A :class:`HostVector` around a vector environment that the user made, in any autoreset mode."""
 
-    def __init__(self, vector: Any, encode: Callable[[NDArray], NDArray], first_action: int) -> None:
-        self._vector, self._encode, self._first_action = vector, encode, first_action
+    def __init__(
+        self, vector: Any, encode: Callable[[NDArray], NDArray], first_action: int, masks: HostMasks | None = None
+    ) -> None:
+        self._vector, self._encode, self._first_action, self._masks = vector, encode, first_action, masks
         self.n = int(vector.num_envs)
-        mode = (vector.metadata or {}).get("autoreset_mode", "NextStep")
-        self._mode = str(getattr(mode, "value", mode))  # an enum in Gymnasium 1.1 and later
+        self._mode = autoreset_mode(vector)
         if self._mode not in ("NextStep", "SameStep", "Disabled"):
-            raise CapoError(f"{vector!r}: autoreset mode {mode!r} must be NextStep, SameStep or Disabled")
+            raise CapoError(f"{vector!r}: autoreset mode {self._mode!r} must be NextStep, SameStep or Disabled")
         self.skips = self._mode == "NextStep"
         self._only_resets = np.zeros(self.n, np.bool_)
 
     def reset(self, seed: int) -> NDArray:
         self._only_resets[:] = False
         with environment_call("reset"):
-            return _checked_observations("reset", self._encode(self._vector.reset(seed=seed)[0]))
+            obs, info = self._vector.reset(seed=seed)
+            return self._begun(obs, info, np.ones(self.n, np.bool_))
+
+    def _begun(self, observations: Any, info: Any, who: NDArray) -> NDArray:
+        """The first observations of those ``who`` (n,) were reset, and the current ones of the others."""
+        obs = _checked_observations("reset", self._encode(observations))
+        if self._masks is None:
+            return obs
+        masks = self._read_masks("reset", info, who)
+        check_some_allowed("reset", masks, obs, who)
+        return np.asarray(self._masks.pack(obs, masks))
 
     def step(self, action: NDArray) -> HostStep:
         with environment_call("step"):
-            return _checked_step(self._step(action))
+            moved, masks, next_masks = self._step(action)
+            moved = _checked_step(moved)
+        return moved if self._masks is None else _packed(self._masks, moved, next_masks, masks)
 
-    def _step(self, action: NDArray) -> HostStep:
+    def _step(self, action: NDArray) -> tuple[HostStep, NDArray, NDArray]:
+        """A step, and the masks (n, A) of what it led to and of what to act on next; (n, 0) if there are none."""
         obs, reward, terminated, truncated, info = self._vector.step(action + self._first_action)
         terminated, truncated = np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)
         done = terminated | truncated
         obs = self._encode(obs)
         successor = obs
         valid = ~self._only_resets
+        masks = next_masks = self._read_masks("step", info, np.ones(self.n, np.bool_))
         if self._mode == "NextStep":
             self._only_resets = done
         elif done.any():
@@ -107,17 +148,45 @@ class UserVector:
                 final = info["final_obs"] if "final_obs" in info else info["final_observation"]
                 for i in np.flatnonzero(done):
                     successor[i] = self._encode(np.asarray(final[i])[None])[0]
+                final_masks = self._read_masks("step", info.get("final_info"), done)
+                masks = np.where(done[:, None], final_masks, masks)
             else:
-                obs = self._encode(self._vector.reset(options={"reset_mask": done})[0])
-        return HostStep(obs, successor, np.asarray(reward, np.float32), terminated, truncated & ~terminated, valid)
+                observations, info = self._vector.reset(options={"reset_mask": done})
+                obs = self._encode(observations)
+                next_masks = np.where(done[:, None], self._read_masks("reset", info, done), masks)
+        reward, truncated = np.asarray(reward, np.float32), truncated & ~terminated
+        return HostStep(obs, successor, reward, terminated, truncated, valid), masks, next_masks
+
+    def _read_masks(self, method: str, info: Any, who: NDArray) -> NDArray:
+        """The masks (n, A) of those ``who`` (n,), what follows ``method``; (n, 0) if there are none."""
+        if self._masks is None:
+            return np.ones((self.n, 0), np.bool_)
+        return self._masks.of_vector(method, self._vector, info, who)
 
     def restart(self, who: NDArray) -> NDArray:
         self._only_resets = self._only_resets & ~who  # Gymnasium's vectors reset single copies in every mode
         with environment_call("reset"):
-            return self._encode(self._vector.reset(options={"reset_mask": who})[0])[who]
+            obs, info = self._vector.reset(options={"reset_mask": who})
+            return self._begun(obs, info, who)[who]
 
     def close(self) -> None:
         """Nothing: the user made the vector, and closes it."""
+
+
+def autoreset_mode(vector: Any) -> str:
+    """The autoreset mode of a vector environment: NextStep, SameStep, Disabled, or what it says instead."""
+    mode = (vector.metadata or {}).get("autoreset_mode", "NextStep")
+    return str(getattr(mode, "value", mode))  # an enum in Gymnasium 1.1 and later
+
+
+def _packed(masks: HostMasks, moved: HostStep, next_masks: NDArray, successor_masks: NDArray) -> HostStep:
+    """The step with its action masks packed into the observations; raises if one allows nothing."""
+    # After a terminated episode nothing is done any more, so nothing has to be allowed.
+    check_some_allowed("step", successor_masks, moved.successor, ~moved.terminated)
+    if next_masks is not successor_masks:
+        check_some_allowed("reset", next_masks, moved.obs)
+    obs, successor = masks.pack(moved.obs, next_masks), masks.pack(moved.successor, successor_masks)
+    return moved._replace(obs=obs, successor=successor)
 
 
 def _checked_step(moved: HostStep) -> HostStep:

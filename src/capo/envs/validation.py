@@ -51,6 +51,23 @@ def check_jitted(env: Any) -> None:
         if scalar.shape != ():
             raise CapoError(f"{name}: {label} has shape {scalar.shape}; it must be a scalar")
     _check_same_types(name, state, next_state)
+    _check_mask(name, env, state)
+
+
+def _check_mask(name: str, env: Any, state: PyTree) -> None:
+    if not hasattr(env, "action_mask"):
+        return
+    if not callable(env.action_mask):
+        raise CapoError(f"{name}: action_mask must be a method, action_mask(env_state), that returns the mask")
+    try:
+        mask = jax.eval_shape(lambda state: jnp.asarray(env.action_mask(state)), state)
+    except Exception as error:
+        raise CapoError(f"{name}: action_mask cannot be traced by jax: {error}") from error
+    if mask.shape != (env.n_actions,) or mask.dtype != jnp.bool_:
+        raise CapoError(
+            f"{name}: action_mask returns an array of shape {mask.shape} and dtype {mask.dtype}; it must be "
+            f"{env.n_actions} booleans, one per action"
+        )
 
 
 def _check_same_types(name: str, state: PyTree, next_state: PyTree) -> None:

@@ -136,7 +136,7 @@ class Setup:
             other,
         )
         found = describe(made.env)
-        for key, value in content["environment"].items():
+        for key, value in {"masked": None, **content["environment"]}.items():
             if found.get(key) != value:
                 raise CapoError(
                     f"the environment changed: {key} was {value!r} when the run was saved and is "
@@ -170,6 +170,7 @@ def describe(env: Any) -> dict[str, Any]:
         "observation_shape": list(env.observation_shape),
         "observation_dtype": str(np.dtype(env.observation_dtype)),
         "jitted": envs.is_jitted(env),
+        **({"masked": True} if envs.EnvSpec(env).masked else {}),  # with action masks
     }
 
 
@@ -194,10 +195,11 @@ def _check_copies(env: Any, n_envs: int) -> None:
 def _check_same_spaces(env: Any, other: Any) -> None:
     """Raise if policies trained on ``env`` can't play ``other``."""
     ours, theirs = describe(env), describe(other)
-    for key in ("n_actions", "observation_shape", "observation_dtype", "jitted"):
-        if ours[key] != theirs[key]:
+    for key in ("n_actions", "observation_shape", "observation_dtype", "jitted", "masked"):
+        if ours.get(key) != theirs.get(key):
             raise CapoError(
-                f"eval_env {other.name!r} does not fit {env.name!r}: {key} is {theirs[key]!r}, not {ours[key]!r}"
+                f"eval_env {other.name!r} does not fit {env.name!r}: {key} is {theirs.get(key)!r}, not "
+                f"{ours.get(key)!r}"
             )
 
 

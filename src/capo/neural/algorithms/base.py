@@ -21,7 +21,7 @@ from capo.envs.protocol import Env, EnvSpec
 from capo.neural.algorithms.settings import CommonSettings
 from capo.neural.parts import networks, replay, schedules
 from capo.neural.parts.iterations import ERA, Iteration
-from capo.neural.parts.networks import NetworkSpec, Params
+from capo.neural.parts.networks import Inputs, NetworkSpec, Params
 from capo.neural.parts.replay import ReplaySpec, Rollout
 
 # Metrics of the gradient steps: there are none before an algorithm starts to learn.
@@ -136,9 +136,12 @@ class Algorithm(ABC):
         """The networks that :meth:`action_scores` and :meth:`behaviour` need."""
         return networks.select(params, "actor")
 
-    def action_scores(self, acting: Params, obs: Array) -> Array:
-        """Scores (..., A) of the actions, the largest is the best: logits if the policy is stochastic, else Q."""
-        return networks.outputs(self.network, acting, obs)
+    def action_scores(self, acting: Params, obs: Array | Inputs) -> Array:
+        """Scores (..., A) of the actions, the largest is the best: logits if the policy is stochastic, else Q.
+
+        Actions that are not allowed have the score :data:`capo.neural.parts.policies.FORBIDDEN`.
+        """
+        return networks.policy_logits(self.network, acting, obs)
 
     @property
     def perturbs(self) -> bool:
@@ -160,7 +163,7 @@ class Algorithm(ABC):
 
     @abstractmethod
     def behaviour(self, acting: Params, obs: Array, epsilon: Array) -> Array:
-        """Log-probabilities (..., A) of the actions during training."""
+        """Log-probabilities (..., A) of the actions during training; minus infinity if one is not allowed."""
 
     # Learning ---------------------------------------------------------------------------------------------
 

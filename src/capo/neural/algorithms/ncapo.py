@@ -241,7 +241,7 @@ class NCAPO(Agent):
     >>> agent.learn(1_000_000, progress_bar=True)  # doctest: +SKIP
 
     >>> agent = NCAPO("probe-action", width=16)
-    >>> actions, _ = agent.predict([[1.0], [-1.0]], action_mask=[False, True])
+    >>> actions, _ = agent.predict([[1.0], [-1.0]], action_masks=[False, True])
     >>> actions.tolist()
     [1, 1]
     """

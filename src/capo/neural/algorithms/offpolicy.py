@@ -125,8 +125,9 @@ class OffPolicy(Algorithm):
         return schedules.epsilon(frames, start=config.epsilon_start, final=config.epsilon_final, over=over)
 
     def behaviour(self, acting: Params, obs: Array, epsilon: Array) -> Array:
-        """mu = (1 - epsilon) pi + epsilon / A."""
-        return policies.mix_uniform(jax.nn.softmax(self.action_scores(acting, obs)), epsilon)
+        """mu = (1 - epsilon) pi + epsilon / A, where A counts the actions allowed."""
+        inputs = networks.inputs(self.network, obs)
+        return policies.mix_uniform(jax.nn.softmax(self.action_scores(acting, inputs)), epsilon, inputs.mask)
 
     # Learning ---------------------------------------------------------------------------------------------
 
@@ -254,7 +255,7 @@ class OffPolicy(Algorithm):
             logits = jnp.concatenate([logits, more_logits], axis=1)
             features = jnp.concatenate([features, more_features], axis=1)
         if self.config.target_from == "target-network":
-            logits = networks.outputs(spec, target["actor"], inputs)
+            logits = networks.policy_logits(spec, target["actor"], inputs)
         if self.config.target_critic == "head":
             outputs = networks.head(spec, target["critic"]["head"], features)
         else:

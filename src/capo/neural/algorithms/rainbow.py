@@ -186,15 +186,22 @@ def project(points: Array, weights: Array, atoms: Array) -> Array:
 
 
 def outputs(config: RainbowConfig, spec: NetworkSpec, params: Params, obs: Array | Inputs) -> Array:
-    """Logits (..., A, atoms) of the return's distribution; if not distributional, Q as (..., A, 1)."""
+    """Logits (..., A, atoms) of the return's distribution; if not distributional, Q as (..., A, 1).
+
+    Of actions that are not allowed they mean nothing.
+    """
     n_atoms = config.atoms if config.distributional else 1
+    obs = networks.inputs(spec, obs)
     features = networks.body(spec, params["body"], obs)
     advantage = networks.head(spec, params["advantage"], features)
     advantage = advantage.reshape(*advantage.shape[:-1], spec.n_actions, n_atoms)
     if not config.dueling:
         return advantage
     value = networks.head(spec, params["value"], features)[..., None, :]
-    return value + advantage - advantage.mean(axis=-2, keepdims=True)
+    if obs.mask is None:
+        return value + advantage - advantage.mean(axis=-2, keepdims=True)
+    share = policies.uniform(obs.mask)[..., None]
+    return value + advantage - jnp.sum(share * advantage, axis=-2, keepdims=True)
 
 
 def q_values(config: RainbowConfig, outputs: Array) -> Array:
@@ -214,7 +221,7 @@ def loss_each(
     """
     next_obs = networks.inputs(spec, batch.next_obs)
     target, chooser = (outputs(config, spec, network, next_obs) for network in slow)
-    action = q_values(config, chooser).argmax(axis=-1)
+    action = policies.masked(q_values(config, chooser), next_obs.mask).argmax(axis=-1)
     beyond = taken_row(target, action)
     found = outputs(config, spec, params, batch.obs)
     chosen = taken_row(found, batch.action)
@@ -281,8 +288,10 @@ class RainbowAlgorithm(Algorithm):
     def acting_params(self, params: Params) -> Params:
         return params
 
-    def action_scores(self, acting: Params, obs: Array) -> Array:
-        return q_values(self.config, outputs(self.config, self.network, acting, obs))
+    def action_scores(self, acting: Params, obs: Array | Inputs) -> Array:
+        inputs = networks.inputs(self.network, obs)
+        q = q_values(self.config, outputs(self.config, self.network, acting, inputs))
+        return policies.masked(q, inputs.mask)
 
     @property
     def perturbs(self) -> bool:
@@ -301,9 +310,10 @@ class RainbowAlgorithm(Algorithm):
 
     def behaviour(self, acting: Params, obs: Array, epsilon: Array) -> Array:
         """Epsilon-greedy."""
-        scores = self.action_scores(acting, obs)
+        inputs = networks.inputs(self.network, obs)
+        scores = self.action_scores(acting, inputs)
         best = jax.nn.one_hot(scores.argmax(axis=-1), scores.shape[-1])
-        return policies.mix_uniform(best, epsilon)
+        return policies.mix_uniform(best, epsilon, inputs.mask)
 
     # Learning ---------------------------------------------------------------------------------------------
 

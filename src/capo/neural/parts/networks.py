@@ -25,9 +25,10 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from capo.arrays import Array, PyTree
-from capo.envs.layout import Layout
+from capo.envs.layout import MASK, Layout
 from capo.errors import CapoError
 from capo.neural.parts.layer_norm import kernels_run_here, normalise
+from capo.neural.parts.policies import masked
 
 Params: TypeAlias = PyTree
 """Nested dicts and lists of layers: one network or several."""
@@ -153,24 +154,27 @@ class Inputs(NamedTuple):
     """Observations in the form that a first layer takes, to share them between networks."""
 
     x: Array  # (..., n); for a convolution (..., H-2, n), on a wide grid (..., H-2, W-2, n): see _windows
+    mask: Array | None = None  # (..., A) the actions allowed; None if all are, everywhere
 
     def steps(self, start: int, stop: int | None) -> Inputs:
         """The inputs of steps ``start`` to ``stop`` of rollouts (B, T, ...)."""
-        return Inputs(self.x[:, start:stop])
+        return Inputs(self.x[:, start:stop], None if self.mask is None else self.mask[:, start:stop])
 
 
 def inputs(spec: NetworkSpec, obs: Array | Inputs) -> Inputs:
     """Observations (..., *observation_shape) of any dtype, in the form that the first layer takes."""
     if isinstance(obs, Inputs):
         return obs
+    mask = None
     if spec.layout is not None:
         (part,) = spec.layout.seen
-        plain: Array = spec.layout.unpack(obs)[part.name]
+        parts = spec.layout.unpack(obs)
+        plain, mask = parts[part.name], parts.get(MASK)
     else:
         plain = obs
     lead = plain.shape[: plain.ndim - len(spec.observation_shape)]
     x = _as_float(plain, spec)
-    return Inputs(_windows(spec, x) if spec.kind == "conv" else x.reshape(*lead, -1))
+    return Inputs(_windows(spec, x) if spec.kind == "conv" else x.reshape(*lead, -1), mask)
 
 
 def prepare(spec: NetworkSpec, params: Params) -> Params:
@@ -198,13 +202,20 @@ def logits_and_q(spec: NetworkSpec, params: Params, obs: Array | Inputs) -> tupl
         obs: (..., *observation_shape) of any dtype, or what :func:`inputs` made of them.
 
     Returns:
-        logits (..., A), the outputs of the critic's head (usually Q (..., A)), and its features (..., width).
+        logits (..., A), masked; the outputs of the critic's head (usually Q (..., A)); its features (..., width).
     """
     actor, critic = select(params, "actor"), select(params, "critic")
     obs = inputs(spec, obs)
     features = body(spec, critic["body"], obs)
     policy_features = features if spec.shared_trunk else body(spec, actor["body"], obs)
-    return head(spec, actor["head"], policy_features), head(spec, critic["head"], features), features
+    logits = masked(head(spec, actor["head"], policy_features), obs.mask)
+    return logits, head(spec, critic["head"], features), features
+
+
+def policy_logits(spec: NetworkSpec, actor: Params, obs: Array | Inputs) -> Array:
+    """The logits (..., A) of an actor ``{"body", "head"}``, masked."""
+    obs = inputs(spec, obs)
+    return masked(outputs(spec, actor, obs), obs.mask)
 
 
 def outputs(spec: NetworkSpec, network: Params, obs: Array | Inputs) -> Array:
