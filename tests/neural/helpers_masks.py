@@ -1,4 +1,4 @@
-"""Environments with action masks: whoever takes an action that is not allowed is paid nan, which ends the training."""
+"""Environments with action masks: an action that is not allowed pays nan, which ends the training."""
 
 from __future__ import annotations
 

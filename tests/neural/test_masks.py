@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import gymnasium
 import jax
 import jax.numpy as jnp
@@ -186,12 +188,10 @@ def reduced(params, names=("actor", "critic", "advantage"), n_actions=4):
             for name, leaf in layer.items()
         }
 
-    return {
-        name: (fewer(part) if "kernel" in part else part | {"head": fewer(part["head"])})
-        if name in names
-        else part
-        for name, part in params.items()
-    }
+    def smaller(part):
+        return fewer(part) if "kernel" in part else part | {"head": fewer(part["head"])}
+
+    return {name: smaller(part) if name in names else part for name, part in params.items()}
 
 
 def rows(learner, seen):
@@ -301,12 +301,8 @@ def test_actor_critics_as_with_two_actions(algorithm):
         batch = Batch(rows(learner, seen), jnp.asarray(taken), *map(jnp.asarray, numbers))
         arguments = (learner.config, learner.network)
         weights = (jnp.float32(0.1),) if algorithm == "A2C" else (jnp.float32(0.1), jnp.float32(0.2))
-        loss = a2c.loss if algorithm == "A2C" else ppo.loss
-        results.append(
-            jax.value_and_grad(
-                lambda p, loss=loss, a=arguments, b=batch, w=weights: loss(*a, p, b, *w), has_aux=True
-            )(mine)
-        )
+        loss = partial(a2c.loss if algorithm == "A2C" else ppo.loss, *arguments)
+        results.append(jax.value_and_grad(loss, has_aux=True)(mine, batch, *weights))
     ((total, terms), grads), ((total2, terms2), grads2) = results
     np.testing.assert_allclose(total, total2, rtol=1e-5)
     for name in terms:
@@ -415,7 +411,8 @@ def test_a_method_cannot_say_what_final_observations_allow():
 
 
 def test_taxi_is_masked_and_cartpole_is_not():
-    assert envs.make("Taxi-v3").masked if "Taxi-v3" in gymnasium.registry else envs.make("Taxi-v4").masked
+    taxi = next(name for name in gymnasium.registry if name.startswith("Taxi-"))
+    assert envs.make(taxi).masked
     assert not envs.make("CartPole-v1").masked
 
 
@@ -431,7 +428,7 @@ def test_looking_for_masks_does_not_touch_the_environment():
 def test_predict_needs_the_mask():
     for env, seen in ((Doors(), np.zeros(N_ACTIONS)), (Gates(), np.zeros(2))):
         agent = make("NCAPO", env)
-        with pytest.raises(capo.CapoError, match="has action masks.*action_masks="):
+        with pytest.raises(capo.CapoError, match=r"has action masks.*action_masks="):
             agent.predict(seen)
         first = agent.env.first_action if hasattr(agent.env, "first_action") else 0
         for allowed in range(N_ACTIONS):
@@ -474,9 +471,9 @@ def test_masks_that_stop_coming_or_do_not_fit():
     ("mask", "text"),
     [
         (None, "must be a method"),
-        (lambda self, state: jnp.ones(4, bool), "must be 5 booleans"),
-        (lambda self, state: jnp.ones(5), "must be 5 booleans"),
-        (lambda self, state: bool(state[0]), "cannot be traced"),
+        (lambda _, state: state[1][:4], "must be 5 booleans"),
+        (lambda _, state: state[1] * 1.0, "must be 5 booleans"),
+        (lambda _, state: bool(state[0]), "cannot be traced"),
     ],
 )
 def test_a_wrong_jitted_mask_is_named(mask, text):
@@ -487,7 +484,7 @@ def test_a_wrong_jitted_mask_is_named(mask, text):
 def test_a_run_without_masks_is_not_continued_with_them(tmp_path):
     class Open(Doors):
         def _doors(self, key):
-            return jnp.ones(N_ACTIONS, bool)
+            return key[0] >= jnp.zeros(N_ACTIONS, key.dtype)
 
     class Unmasked(Open):
         action_mask = property()  # as if it had none
