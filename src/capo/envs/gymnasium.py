@@ -60,7 +60,7 @@ class GymEnv:
             one.close()
         if self._vector:
             check_vector_source(self.name, source, autoreset_mode(env))
-        self.n_actions, self.first_action = discrete_actions(self.name, action_space)
+        self.n_actions, self.factors, self.first_action = discrete_actions(self.name, action_space)
         self._encoding = observation_encoding(self.name, observation_space)
         self.observation_shape = self._encoding.shape
         self.observation_dtype = self._encoding.dtype

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 from typing import Any, Literal
 
 import numpy as np
@@ -23,8 +24,9 @@ METHOD = "action_masks"  # of a Gymnasium environment
 Source = Literal["info", "method"]
 
 
-class PackedMasks:
-    """A jitted environment whose observations are packed with its action masks; two functions are all it has."""
+class Steppable:
+    """A jitted environment as a learner steps it: two functions, observations packed with the action mask if there
+    is one, and actions counted from the first coordinate if they have factors."""
 
     def __init__(self, env: Any) -> None:
         self._env, self._spec = env, EnvSpec(env)
@@ -34,17 +36,22 @@ class PackedMasks:
         return env_state, self._with_mask(env_state, observation)
 
     def step(self, key: Array, env_state: PyTree, action: Array) -> tuple[PyTree, Array, Array, Array, Array]:
+        if self._spec.factors:
+            action = action + self._spec.first_action
         env_state, observation, reward, terminated, truncated = self._env.step(key, env_state, action)
         return env_state, self._with_mask(env_state, observation), reward, terminated, truncated
 
     def _with_mask(self, env_state: PyTree, observation: Array) -> Array:
+        if not self._spec.masked:
+            return observation
         packed: Array = self._spec.with_masks(observation, self._env.action_mask(env_state))
         return packed
 
 
-def with_packed_masks(env: JittedEnv) -> Any:
-    """The environment itself, or if it has action masks, one that packs them with its observations."""
-    return PackedMasks(env) if callable(getattr(env, "action_mask", None)) else env
+def steppable(env: JittedEnv) -> Any:
+    """The environment itself, or if it has action masks or factors, a :class:`Steppable` of it."""
+    spec = EnvSpec(env)
+    return Steppable(env) if spec.masked or spec.factors else env
 
 
 class HostMasks:
@@ -56,7 +63,7 @@ class HostMasks:
     """
 
     def __init__(self, source: Source, spec: EnvSpec) -> None:
-        self.source, self.n_actions = source, spec.n_actions
+        self.source, self.n_actions, self._factors = source, spec.n_actions, spec.factors
         self.pack = spec.with_masks  # observations (n, ...) and masks (n, A) to rows of bytes
 
     def of_env(self, method: str, env: Any, info: Any) -> NDArray:
@@ -77,8 +84,28 @@ class HostMasks:
             masks[i] = self._checked(method, _entry(method, infos, i))
         return masks
 
+    def check_some_allowed(
+        self, method: str, masks: NDArray, observations: NDArray, who: NDArray | bool = True
+    ) -> None:
+        """Raise if a mask of those who act next allows nothing.
+
+        Args:
+            method: after which.
+            masks: (n, A).
+            observations: (n, ...) that they belong to, for the message.
+            who: (n,) those who act next, or whose value counts.
+        """
+        starts = [0, *itertools.accumulate(self._factors[:-1])]
+        some = np.logical_or.reduceat(masks, starts, axis=-1).all(axis=-1)  # of every factor
+        nothing = np.flatnonzero(~some & who)
+        if nothing.size:
+            state = np.array2string(observations[nothing[0]], threshold=40, separator=", ", precision=4)
+            raise EnvironmentFailed(
+                f"after its {method}, its action mask allows no action at all; the observation there is {state}"
+            )
+
     def _checked(self, method: str, mask: Any) -> NDArray:
-        found = np.asarray(mask)
+        found = np.concatenate(mask) if isinstance(mask, tuple) else np.asarray(mask)  # one array per factor
         if found.shape != (self.n_actions,) or found.dtype.kind not in "biu":
             raise EnvironmentFailed(
                 f"after its {method}, its action mask is of shape {found.shape} and dtype {found.dtype}; it must "
@@ -96,23 +123,6 @@ def _entry(method: str, infos: Any, i: int) -> Any:
     elif infos[i] is not None and MASK in infos[i]:
         return infos[i][MASK]
     raise EnvironmentFailed(f"its {method} returned no info[{MASK!r}] for copy {i}, as its first reset did")
-
-
-def check_some_allowed(method: str, masks: NDArray, observations: NDArray, who: NDArray | bool = True) -> None:
-    """Raise if a mask of those who act next allows nothing.
-
-    Args:
-        method: after which.
-        masks: (n, A).
-        observations: (n, ...) that they belong to, for the message.
-        who: (n,) those who act next, or whose value counts.
-    """
-    nothing = np.flatnonzero(~masks.any(axis=-1) & who)
-    if nothing.size:
-        state = np.array2string(observations[nothing[0]], threshold=40, separator=", ", precision=4)
-        raise EnvironmentFailed(
-            f"after its {method}, its action mask allows no action at all; the observation there is {state}"
-        )
 
 
 def find_source(env: Any, vector: bool) -> Source | None:

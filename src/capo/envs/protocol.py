@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeGuard
 
@@ -9,6 +10,8 @@ import numpy as np
 
 from capo.arrays import Array, NDArray, PyTree
 from capo.envs.layout import MASK, Layout, Part, plain_layout
+
+FirstAction: TypeAlias = int | NDArray
 
 
 class JittedEnv(Protocol):
@@ -24,6 +27,8 @@ class JittedEnv(Protocol):
     ``layout`` says that observations are rows of bytes packed by that :class:`Layout`: several parts, a mask.
     ``action_mask(env_state)`` gives a mask (n_actions,), true where an action is allowed: the others are never
     taken. After the last step of an episode, where nothing is taken any more, it may allow nothing.
+    ``factors = (3, 2)`` says that an action has two factors, of 3 and 2 actions: ``step`` gets an array (2,),
+    ``n_actions`` is their sum, 5, and a mask has the actions of all factors side by side.
     """
 
     name: str
@@ -62,7 +67,7 @@ class HostVector(Protocol):
         ...
 
     def step(self, action: NDArray) -> HostStep:
-        """One step of every environment with actions (n,), counted from 0."""
+        """One step of every environment with actions (n,), counted from 0, or coordinates (n, F)."""
         ...
 
     def restart(self, who: NDArray) -> NDArray:
@@ -95,8 +100,9 @@ class HostEnv(Protocol):
     """An environment that is stepped outside jax, with discrete actions."""
 
     name: str  # in logs and files
-    n_actions: int  # the networks count them from 0
-    first_action: int  # the environment's own number of action 0
+    n_actions: int  # the networks count them from 0; of all factors together, if actions have factors
+    factors: tuple[int, ...]  # sizes of the factors of an action; () if it is a single number
+    first_action: FirstAction  # the environment's own number of action 0: see native_action
     observation_shape: tuple[int, ...]  # of an encoded observation, as the networks take it
     observation_dtype: np.dtype[Any]  # of an encoded observation
     observation_high: int  # the largest value of observations that are bytes; the networks divide by it
@@ -143,7 +149,9 @@ class EnvSpec:
     def __init__(self, env: Env) -> None:
         self.name = env.name
         self.n_actions = int(env.n_actions)
-        self.first_action = int(getattr(env, "first_action", 0))
+        self.factors: tuple[int, ...] = tuple(getattr(env, "factors", ()))
+        starts = np.array([0, *itertools.accumulate(self.factors[:-1])], np.int32)
+        self.first_action: FirstAction = getattr(env, "first_action", -starts if self.factors else 0)
         self.observation_shape = shape = tuple(env.observation_shape)
         self.observation_dtype = dtype = np.dtype(env.observation_dtype)
         self.observation_high = int(getattr(env, "observation_high", 255))
@@ -172,6 +180,25 @@ class EnvSpec:
         if self.layout is not None:
             return self.layout.seen
         return (Part("", self.observation_shape, self.observation_dtype.name, self.observation_high),)
+
+
+def native_action(action: NDArray, first: FirstAction) -> NDArray:
+    """Actions as the environment counts them.
+
+    Args:
+        action: (...,) counted from 0; where they have F factors, coordinates (..., F).
+        first: the environment's own number of action 0; with factors, what is to be added to each coordinate, of
+            the shape that the environment's actions have.
+    """
+    if isinstance(first, int | np.integer):
+        return action + first
+    native: NDArray = action.reshape(*action.shape[:-1], *first.shape) + first
+    return native
+
+
+def one_action(native: NDArray) -> int | NDArray:
+    """One of :func:`native_action`'s as a single environment takes it: a number of Python's, or an array."""
+    return native if native.ndim else int(native)
 
 
 def is_jitted(env: Env) -> TypeGuard[JittedEnv]:

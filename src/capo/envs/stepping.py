@@ -15,8 +15,8 @@ import numpy as np
 
 from capo.arrays import NDArray
 from capo.envs.failures import EnvironmentFailed, environment_call
-from capo.envs.masks import HostMasks, check_some_allowed
-from capo.envs.protocol import HostStep
+from capo.envs.masks import HostMasks
+from capo.envs.protocol import FirstAction, HostStep, native_action, one_action
 from capo.errors import CapoError
 
 
@@ -26,7 +26,7 @@ class SeparateCopies:
     Args:
         envs: of the same kind.
         encode: observations (N, *raw_shape) -> (N, *observation_shape).
-        first_action: the environment's own number of action 0.
+        first_action: the environment's own number of action 0: see :func:`native_action`.
         masks: reads their action masks, which are packed with the observations; None if they have none.
         owned: whether they were made for this and are closed with it.
     """
@@ -37,7 +37,7 @@ class SeparateCopies:
         self,
         envs: list[Any],
         encode: Callable[[NDArray], NDArray],
-        first_action: int,
+        first_action: FirstAction,
         masks: HostMasks | None = None,
         owned: bool = True,
     ) -> None:
@@ -56,16 +56,17 @@ class SeparateCopies:
             return obs
         infos = [info for _, info in results]
         masks = np.stack([self._read_mask("reset", env, info) for env, info in zip(envs, infos, strict=True)])
-        check_some_allowed("reset", masks, obs)
+        self._masks.check_some_allowed("reset", masks, obs)
         return np.asarray(self._masks.pack(obs, masks))
 
     def step(self, action: NDArray) -> HostStep:
         successors, observations, masks, next_masks = [], [], [], []
         reward = np.zeros(self.n, np.float32)
         terminated, truncated = np.zeros(self.n, np.bool_), np.zeros(self.n, np.bool_)
+        native = native_action(action, self._first_action)
         with environment_call("step"):
             for i, env in enumerate(self._envs):
-                obs, reward[i], terminated[i], truncated[i], info = env.step(int(action[i]) + self._first_action)
+                obs, reward[i], terminated[i], truncated[i], info = env.step(one_action(native[i]))
                 successors.append(np.array(obs))  # an environment may write the next one into the same array
                 mask = self._read_mask("step", env, info)
                 masks.append(mask)
@@ -100,7 +101,11 @@ class UserVector:
     """A :class:`HostVector` around a vector environment that the user made, in any autoreset mode."""
 
     def __init__(
-        self, vector: Any, encode: Callable[[NDArray], NDArray], first_action: int, masks: HostMasks | None = None
+        self,
+        vector: Any,
+        encode: Callable[[NDArray], NDArray],
+        first_action: FirstAction,
+        masks: HostMasks | None = None,
     ) -> None:
         self._vector, self._encode, self._first_action, self._masks = vector, encode, first_action, masks
         self.n = int(vector.num_envs)
@@ -122,7 +127,7 @@ class UserVector:
         if self._masks is None:
             return obs
         masks = self._read_masks("reset", info, who)
-        check_some_allowed("reset", masks, obs, who)
+        self._masks.check_some_allowed("reset", masks, obs, who)
         return np.asarray(self._masks.pack(obs, masks))
 
     def step(self, action: NDArray) -> HostStep:
@@ -133,7 +138,7 @@ class UserVector:
 
     def _step(self, action: NDArray) -> tuple[HostStep, NDArray, NDArray]:
         """A step, and the masks (n, A) of what it led to and of what to act on next; (n, 0) if there are none."""
-        obs, reward, terminated, truncated, info = self._vector.step(action + self._first_action)
+        obs, reward, terminated, truncated, info = self._vector.step(native_action(action, self._first_action))
         terminated, truncated = np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)
         done = terminated | truncated
         obs = self._encode(obs)
@@ -182,9 +187,9 @@ def autoreset_mode(vector: Any) -> str:
 def _packed(masks: HostMasks, moved: HostStep, next_masks: NDArray, successor_masks: NDArray) -> HostStep:
     """The step with its action masks packed into the observations; raises if one allows nothing."""
     # After a terminated episode nothing is done any more, so nothing has to be allowed.
-    check_some_allowed("step", successor_masks, moved.successor, ~moved.terminated)
+    masks.check_some_allowed("step", successor_masks, moved.successor, ~moved.terminated)
     if next_masks is not successor_masks:
-        check_some_allowed("reset", next_masks, moved.obs)
+        masks.check_some_allowed("reset", next_masks, moved.obs)
     obs, successor = masks.pack(moved.obs, next_masks), masks.pack(moved.successor, successor_masks)
     return moved._replace(obs=obs, successor=successor)
 

@@ -27,6 +27,13 @@ def check_jitted(env: Any) -> None:
     name = f"environment {env.name!r}"
     if not isinstance(env.n_actions, int | np.integer) or env.n_actions < 1:
         raise CapoError(f"{name}: n_actions={env.n_actions!r} must be a positive integer")
+    factors = getattr(env, "factors", ())
+    if not all(isinstance(size, int | np.integer) and size > 0 for size in factors) or (
+        len(factors) and sum(factors) != env.n_actions
+    ):
+        raise CapoError(
+            f"{name}: factors={factors!r} must be positive integers that add up to n_actions={env.n_actions}"
+        )
     try:
         shape, dtype = tuple(env.observation_shape), np.dtype(env.observation_dtype)
     except TypeError as error:
@@ -84,7 +91,8 @@ def _check_same_types(name: str, state: PyTree, next_state: PyTree) -> None:
 
 def _one_step(env: Any, key: Array) -> tuple[tuple[PyTree, Array], tuple[Any, ...]]:
     state, obs = env.reset(key)
-    result = env.step(key, state, jnp.int32(0))
+    factors = tuple(getattr(env, "factors", ()))
+    result = env.step(key, state, jnp.zeros(len(factors), jnp.int32) if factors else jnp.int32(0))
     if len(result) != 5:
         raise CapoError(
             f"environment {env.name!r}: step returns {len(result)} values; it must return "

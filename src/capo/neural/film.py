@@ -17,6 +17,7 @@ from capo.arrays import NDArray
 from capo.checks import check_seed, positive
 from capo.envs import is_jitted
 from capo.envs.failures import environment_call, failure_context
+from capo.envs.protocol import one_action
 from capo.errors import CapoError
 
 
@@ -97,7 +98,7 @@ def _play_jitted(agent: Playable, deterministic: bool, seed: int) -> Iterator[Fr
             np.asarray(observation), deterministic=deterministic, action_masks=masks(env_state)
         )
         env_state, observation, reward, terminated, truncated = advance(
-            jax.random.fold_in(key, step), env_state, jnp.int32(action)
+            jax.random.fold_in(key, step), env_state, jnp.asarray(action, jnp.int32)
         )
         score += float(reward)
         last = bool(terminated) or bool(truncated)
@@ -124,7 +125,7 @@ def _play_gymnasium(agent: Playable, deterministic: bool, seed: int) -> Iterator
             step += 1
             action, _ = agent.predict(observation, deterministic=deterministic, action_masks=mask)
             with failure_context(f"{agent.env.name}, at step {step:,}"), environment_call("step"):
-                observation, reward, terminated, truncated, info = env.step(int(action))
+                observation, reward, terminated, truncated, info = env.step(one_action(action))
                 mask = watched.mask("step", info)
                 score += float(reward)
                 last = bool(terminated or truncated)

@@ -14,6 +14,7 @@ import numpy as np
 from capo.arrays import Array, NDArray, PyTree
 from capo.checks import as_path, check_seed, whole
 from capo.envs import Env
+from capo.envs.protocol import native_action
 from capo.errors import CapoError, CapoWarning
 from capo.neural import film
 from capo.neural.algorithms.base import Algorithm
@@ -93,7 +94,8 @@ class Player(ABC):
                 environment has masks.
 
         Returns:
-            The action as an array of shape () or (batch,), and ``state``.
+            The action as an array of shape () or (batch,), and ``state``. If actions have factors (MultiDiscrete,
+            MultiBinary), it has the action space's shape.
         """
         del episode_start
         learner = self.learner
@@ -101,7 +103,7 @@ class Player(ABC):
         key = fold_in(stream_key(self.seeds[self._playing], PREDICT_STREAM), self._predictions)
         actions = learner.act(self._policy(learner), batch, key, deterministic, action_masks).astype(np.int64)
         self._predictions += 1
-        actions += learner.spec.first_action  # a Discrete space may start anywhere
+        actions = native_action(actions, learner.spec.first_action)  # a Discrete space may start anywhere
         return (actions[0] if single else actions), state
 
     def _returns(

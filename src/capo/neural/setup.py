@@ -136,7 +136,7 @@ class Setup:
             other,
         )
         found = describe(made.env)
-        for key, value in {"masked": None, **content["environment"]}.items():
+        for key, value in {"masked": None, "factors": None, **content["environment"]}.items():
             if found.get(key) != value:
                 raise CapoError(
                     f"the environment changed: {key} was {value!r} when the run was saved and is "
@@ -164,13 +164,15 @@ class Setup:
 
 def describe(env: Any) -> dict[str, Any]:
     """What must be the same when a run is continued."""
+    spec = envs.EnvSpec(env)
     return {
         "name": env.name,
         "n_actions": int(env.n_actions),
         "observation_shape": list(env.observation_shape),
         "observation_dtype": str(np.dtype(env.observation_dtype)),
         "jitted": envs.is_jitted(env),
-        **({"masked": True} if envs.EnvSpec(env).masked else {}),  # with action masks
+        **({"masked": True} if spec.masked else {}),  # with action masks
+        **({"factors": list(spec.factors)} if spec.factors else {}),
     }
 
 
@@ -195,7 +197,7 @@ def _check_copies(env: Any, n_envs: int) -> None:
 def _check_same_spaces(env: Any, other: Any) -> None:
     """Raise if policies trained on ``env`` can't play ``other``."""
     ours, theirs = describe(env), describe(other)
-    for key in ("n_actions", "observation_shape", "observation_dtype", "jitted", "masked"):
+    for key in ("n_actions", "observation_shape", "observation_dtype", "jitted", "masked", "factors"):
         if ours.get(key) != theirs.get(key):
             raise CapoError(
                 f"eval_env {other.name!r} does not fit {env.name!r}: {key} is {theirs.get(key)!r}, not "

@@ -89,6 +89,7 @@ class Algorithm(ABC):
             byte_high=seen.high,
             precision=networks.precision(config.precision, seen.dtype),
             layout=spec.layout,
+            factors=spec.factors,
         )
         self.rollouts: ReplaySpec = replay.spec_for(
             spec.observation_shape,
@@ -96,6 +97,7 @@ class Algorithm(ABC):
             spec.truncates,
             n_envs=config.n_envs,
             length=config.rollout_length,
+            n_factors=len(spec.factors),
             **self._replay_options(),
         )
         self.frames_per_iteration = config.frames_per_iteration

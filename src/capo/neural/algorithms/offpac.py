@@ -92,9 +92,11 @@ class OffPACAlgorithm(OffPolicy):
             return super().behaviour(acting, obs, epsilon)
         inputs = networks.inputs(self.network, obs)
         scores = self.action_scores(acting, inputs)  # only for its shape: the compiler drops the rest
-        if inputs.mask is None:
+        factors = self.network.factors
+        if inputs.mask is None and not factors:
             return jnp.full_like(scores, -jnp.log(scores.shape[-1]))
-        return jnp.log(policies.uniform(inputs.mask))
+        mask = jnp.ones_like(scores, jnp.bool_) if inputs.mask is None else inputs.mask
+        return jnp.log(policies.uniform(mask, factors))
 
 
 class OffPAC(Agent):

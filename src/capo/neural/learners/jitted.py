@@ -27,7 +27,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from capo.arrays import Array, Metrics, NDArray, PyTree
 from capo.envs.layout import MASK, Layout
-from capo.envs.masks import with_packed_masks
+from capo.envs.masks import steppable
 from capo.errors import CapoError
 from capo.neural.algorithms.base import Algorithm, TrainState
 from capo.neural.learners.protocol import (
@@ -37,7 +37,7 @@ from capo.neural.learners.protocol import (
     seed_keys,
     to_device,
 )
-from capo.neural.parts import replay
+from capo.neural.parts import policies, replay
 from capo.neural.parts.iterations import ERA, Iteration
 from capo.neural.parts.networks import prepare
 from capo.neural.parts.replay import Rollout
@@ -55,7 +55,7 @@ class JittedLearner(Learner):
     def __init__(self, algorithm: Algorithm, env: Any, n_seeds: int, eval_env: Any = None) -> None:
         self.mesh = _seeds_mesh(n_seeds)
         super().__init__(algorithm, env, n_seeds, eval_env)
-        self._steppable, self._eval_steppable = with_packed_masks(self.env), with_packed_masks(self.eval_env)
+        self._steppable, self._eval_steppable = steppable(self.env), steppable(self.eval_env)
         self._compiled: dict[int, Any] = {}  # by era
         self._evaluate = jax.jit(self._evaluate_on_devices, static_argnames=("episodes", "deterministic"))
 
@@ -183,11 +183,11 @@ class JittedLearner(Learner):
             gumbel, env_keys, noise = random
             now = algorithm.perturb(acting, noise) if algorithm.perturbs else acting
             log_mu = algorithm.behaviour(now, obs, epsilon)
-            action = (log_mu + gumbel).argmax(-1).astype(jnp.int32)  # a sample of mu
+            action = policies.best(log_mu + gumbel, algorithm.network.factors).astype(jnp.int32)  # a sample of mu
             moved = _step_and_reset(self._steppable, env_keys, env_state, action)
             returns, lengths = returns + moved.reward, jnp.minimum(lengths, _LONGEST - 1) + 1
             done = moved.terminated | moved.truncated
-            taken = jnp.take_along_axis(log_mu, action[:, None], axis=-1)[:, 0]
+            taken = policies.taken(log_mu, action)
             row = Rollout(obs, action, moved.reward, moved.terminated, moved.truncated, taken)
             ended = (done.sum(), jnp.where(done, returns, 0).sum(), jnp.where(done, lengths, 0).sum())
             carry = (moved.env_state, moved.obs, jnp.where(done, 0, returns), jnp.where(done, 0, lengths))
@@ -206,7 +206,8 @@ class JittedLearner(Learner):
         )
         episodes, total, steps = (x.sum().astype(jnp.float32) for x in ended)
         mean = {"episode_return": total / episodes, "episode_length": steps / episodes}  # nan without any
-        return state, rollouts, {"episodes": episodes} | _guards(self.spec.layout, rollouts) | mean
+        guards = _guards(self.spec.layout, self.spec.factors, rollouts)
+        return state, rollouts, {"episodes": episodes} | guards | mean
 
     def _randomness(self, key: Array, acting: PyTree) -> tuple[Array, Array, Any]:
         """Gumbel noise (T, n_envs, A), keys (T, n_envs, 2, 2) and, for noisy networks, noise of a rollout.
@@ -258,7 +259,8 @@ class JittedLearner(Learner):
             t, env_state, obs, returns, running = carry
             action_key, env_key = jax.random.split(jax.random.fold_in(key, t))
             scores = self.algorithm.action_scores(acting, obs)
-            action = scores.argmax(-1) if best else jax.random.categorical(action_key, scores)
+            factors = self.network.factors
+            action = policies.best(scores, factors) if best else policies.sample(action_key, scores, factors)
             env_keys = jax.random.split(env_key, episodes)
             env_state, obs, reward, terminated, truncated = jax.vmap(self._eval_steppable.step)(
                 env_keys, env_state, action.astype(jnp.int32)
@@ -277,7 +279,7 @@ class JittedLearner(Learner):
         return carry[3]
 
 
-def _guards(layout: Layout | None, rollouts: Rollout) -> Metrics:
+def _guards(layout: Layout | None, factors: tuple[int, ...], rollouts: Rollout) -> Metrics:
     """Whether what the environment gave is sound, 1 or 0 each: training stops on 0."""
     sound = {"rewards_finite": jnp.isfinite(rollouts.reward).all()}
     parts = {"": rollouts.obs} if layout is None else layout.unpack(rollouts.obs)
@@ -285,7 +287,7 @@ def _guards(layout: Layout | None, rollouts: Rollout) -> Metrics:
     if floats:
         sound["observations_finite"] = jnp.stack([jnp.isfinite(part).all() for part in floats]).all()
     if layout is not None and layout.masked:
-        some = parts[MASK].any(axis=-1)
+        some = policies.each_factor(lambda own: own.any(axis=-1, keepdims=True), factors, parts[MASK]).all(axis=-1)
         length = rollouts.reward.shape[-1]
         # After a terminated episode nothing is done any more, so nothing has to be allowed.
         after = replay.at_successors(some, length) | rollouts.terminated

@@ -142,7 +142,7 @@ class Learner(ABC):
         deterministic: bool = False,
         action_masks: Any = None,
     ) -> NDArray:
-        """Actions (N,) for a batch of the environment's own observations (N, ...).
+        """Actions (N,), or coordinates (N, F), for a batch of the environment's own observations (N, ...).
 
         Args:
             params: from :meth:`policy_params`.
@@ -171,7 +171,7 @@ class Learner(ABC):
             )
         mask = check_masks(action_masks, len(obs), int(self.env.n_actions))
         if not len(obs):
-            return np.zeros(0, np.int32)
+            return np.zeros((0, *self.replay.action_shape), np.int32)
         if self.spec.masked:
             obs = self.spec.with_masks(obs, mask)
         return np.asarray(self._act(params, obs, key, mask, deterministic=deterministic))
@@ -353,7 +353,8 @@ def _act(algorithm: Algorithm, params: PyTree, obs: Array, key: Array, mask: Arr
     scores = algorithm.action_scores(algorithm.acting_params(params), obs)
     scores = policies.masked(scores, mask)
     best = deterministic or not algorithm.samples
-    return scores.argmax(-1) if best else jax.random.categorical(key, scores)
+    factors = algorithm.network.factors
+    return policies.best(scores, factors) if best else policies.sample(key, scores, factors)
 
 
 def _bytes(shapes: PyTree) -> int:

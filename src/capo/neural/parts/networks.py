@@ -57,6 +57,7 @@ class NetworkSpec:
     dense_layers: int | None = None  # if None: one after a convolution, two without one
     byte_high: int = 255  # the largest value of observations that are bytes
     layout: Layout | None = None  # if given, observations are rows of bytes packed by it
+    factors: tuple[int, ...] = ()  # sizes of the factors of an action, adding up to n_actions; () if it has none
 
     @property
     def n_dense(self) -> int:
