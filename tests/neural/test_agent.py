@@ -124,15 +124,15 @@ def test_masked_actions_are_never_taken(agent: capo.NCAPO, deterministic: bool) 
     observations = np.array([[1.0], [-1.0]] * 50)
     for allowed in (0, 1):
         mask = np.arange(2) == allowed
-        actions, _ = agent.predict(observations, deterministic=deterministic, action_mask=mask)
+        actions, _ = agent.predict(observations, deterministic=deterministic, action_masks=mask)
         assert set(actions.tolist()) == {allowed}
     each = np.eye(2, dtype=bool)[np.arange(100) % 2]
-    actions, _ = agent.predict(observations, deterministic=deterministic, action_mask=each)
+    actions, _ = agent.predict(observations, deterministic=deterministic, action_masks=each)
     assert actions.tolist() == [0, 1] * 50
     with pytest.raises(capo.CapoError, match="no action"):
-        agent.predict([1.0], action_mask=[False, False])
+        agent.predict([1.0], action_masks=[False, False])
     with pytest.raises(capo.CapoError, match=r"must be \(2,\) or \(1, 2\)"):
-        agent.predict([1.0], action_mask=[True])
+        agent.predict([1.0], action_masks=[True])
 
 
 def test_evaluation(agent: capo.NCAPO) -> None:

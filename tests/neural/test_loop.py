@@ -170,12 +170,12 @@ def test_act_masks_and_modes(breakout):
     params["actor"]["head"]["bias"] = np.array([3.0, 2.0, 1.0], np.float32)
     obs = np.zeros((200, 10, 10, 4), bool)
     assert set(breakout.act(params, obs, deterministic=True).tolist()) == {0}
-    masked = breakout.act(params, obs, deterministic=True, action_mask=[False, True, True])
+    masked = breakout.act(params, obs, deterministic=True, action_masks=[False, True, True])
     assert set(masked.tolist()) == {1}
-    sampled = breakout.act(params, obs, jax.random.PRNGKey(0), action_mask=[True, False, True])
+    sampled = breakout.act(params, obs, jax.random.PRNGKey(0), action_masks=[True, False, True])
     assert set(sampled.tolist()) == {0, 2}
     with pytest.raises(CapoError, match="allows no action"):
-        breakout.act(params, obs, deterministic=True, action_mask=[False] * 3)
+        breakout.act(params, obs, deterministic=True, action_masks=[False] * 3)
     with pytest.raises(CapoError, match="observations of shape"):
         breakout.act(params, obs[0], deterministic=True)
     with pytest.raises(CapoError, match="key"):

@@ -169,7 +169,7 @@ def test_wrong_names_of_files(path: Any) -> None:
 
 def test_a_mask_with_rows_of_different_lengths() -> None:
     with pytest.raises(capo.CapoError, match="rows of different lengths"):
-        capo.NCAPO(ENV, **TINY_640).predict([1.0], action_mask=[[True], [True, False]])
+        capo.NCAPO(ENV, **TINY_640).predict([1.0], action_masks=[[True], [True, False]])
 
 
 def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ import numpy as np
 from capo.arrays import NDArray
 from capo.envs.failures import describe_error
 from capo.envs.ids import find_wrapper, split_id, wrappers_of
-from capo.envs.protocol import HostVector, WatchableEnv
+from capo.envs.masks import HostMasks, check_vector_source, find_source
+from capo.envs.protocol import EnvSpec, HostVector, WatchableEnv
 from capo.envs.spaces import discrete_actions, observation_encoding
-from capo.envs.stepping import SeparateCopies, UserVector
+from capo.envs.stepping import SeparateCopies, UserVector, autoreset_mode
 from capo.errors import CapoError
 
 MAX_COPIES = 10_000  # of one environment
@@ -34,7 +35,7 @@ class GymEnv:
 
     Made from an id, also ``module:id,argument=value,...`` (as many copies as wanted), a ``gymnasium.Env`` (that
     one object is stepped) or a vector environment (its copies are stepped). How observations are encoded:
-    :mod:`capo.envs.spaces`.
+    :mod:`capo.envs.spaces`. Action masks are taken from ``info["action_mask"]`` or a method ``action_masks()``.
 
     The inner state of a Gymnasium environment cannot be saved: a resumed run starts new episodes, with
     environment seeds that depend on the run's seed and the iteration it resumes at.
@@ -53,9 +54,12 @@ class GymEnv:
         action_space = one.single_action_space if self._vector else one.action_space
         spec = getattr(one, "spec", None)
         self.name: str = env if isinstance(env, str) else spec.id if spec else type(env.unwrapped).__name__
+        source = find_source(one, self._vector)
         if isinstance(env, str):
             one.close()
-        self.n_actions, self.first_action = discrete_actions(self.name, action_space)
+        if self._vector:
+            check_vector_source(self.name, source, autoreset_mode(env))
+        self.n_actions, self.factors, self.first_action = discrete_actions(self.name, action_space)
         self._encoding = observation_encoding(self.name, observation_space)
         self.observation_shape = self._encoding.shape
         self.observation_dtype = self._encoding.dtype
@@ -64,6 +68,9 @@ class GymEnv:
         self.layout = self._encoding.layout
         self.batched = self._encoding.batched if self._encoding.composite else None
         self.drawable = self._encoding.drawable
+        self.masked = source is not None
+        self._masks = None if source is None else HostMasks(source, EnvSpec(self))
+        self._read_mask = None if self._masks is None else self._masks.of_env
 
     @property
     def fixed_copies(self) -> int | None:
@@ -80,10 +87,10 @@ class GymEnv:
 
     def open(self, n: int) -> HostVector:
         if self._vector:
-            return UserVector(self._source, self._encoding, self.first_action)
+            return UserVector(self._source, self._encoding, self.first_action, self._masks)
         if isinstance(self._source, str):
             return self._copies(n)
-        return SeparateCopies([self._source], self._encoding, self.first_action, owned=False)
+        return SeparateCopies([self._source], self._encoding, self.first_action, self._masks, owned=False)
 
     def open_for_evaluation(self, n: int) -> HostVector | None:
         import gymnasium
@@ -101,18 +108,19 @@ class GymEnv:
                 env, owned = copy.deepcopy(self._source), True
             except Exception:  # whatever a user's environment raises when it is copied
                 env, owned = self._source, False
-            return WatchableEnv(env, owned, _renders(env))
+            return WatchableEnv(env, owned, _renders(env), self._read_mask)
         with contextlib.suppress(Exception):  # if it has no such mode, its observation is drawn instead
             env = self._make_one(render_mode="rgb_array")
             if _renders(env):
-                return WatchableEnv(env, True, True)
+                return WatchableEnv(env, True, True, self._read_mask)
             env.close()
-        return WatchableEnv(self._make_one(), True, False)
+        return WatchableEnv(self._make_one(), True, False, self._read_mask)
 
     def _copies(self, n: int) -> SeparateCopies:
         if n > MAX_COPIES:
             raise CapoError(f"{n:,} copies of {self.name!r} were asked for; the host steps at most {MAX_COPIES:,}")
-        return SeparateCopies([self._make_one() for _ in range(n)], self._encoding, self.first_action)
+        envs = [self._make_one() for _ in range(n)]
+        return SeparateCopies(envs, self._encoding, self.first_action, self._masks)
 
     def _make_one(self, **more: Any) -> Any:
         """A new single environment; ``more`` are arguments of ``gymnasium.make``."""

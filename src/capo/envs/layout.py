@@ -65,6 +65,10 @@ class Layout:
         """The parts that the networks see: all but the action mask."""
         return tuple(part for part in self.parts if part.name != MASK)
 
+    def with_mask(self, n_actions: int) -> Layout:
+        """The same observation followed by an action mask."""
+        return Layout((*self.parts, Part(MASK, (n_actions,), "bool")))
+
     def pack(self, values: Mapping[str, Any]) -> Any:
         """Arrays (..., *part.shape) by part name, of numpy or jax, to rows of bytes (..., n_bytes)."""
         numpy = all(isinstance(value, np.ndarray | np.generic) for value in values.values())
@@ -95,6 +99,13 @@ class Layout:
                 return _from_bytes(part, packed[..., start : start + part.n_bytes])
             start += part.n_bytes
         raise KeyError(MASK)
+
+
+def plain_layout(shape: tuple[int, ...], dtype: np.dtype[Any], high: int) -> Layout:
+    """The layout of a single array, in the narrowest of KINDS that holds it; its only part has no name."""
+    if dtype.name in KINDS:
+        return Layout((Part("", shape, dtype.name, high),))
+    return Layout((Part("", shape, "float32" if dtype.kind == "f" else "int32", high),))
 
 
 def _to_bytes(xp: Any, part: Part, value: Any) -> Any:

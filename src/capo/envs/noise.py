@@ -44,6 +44,9 @@ class NoisyReward:
         self.observation_shape = tuple(inner.observation_shape)
         self.observation_dtype = inner.observation_dtype
         self.truncates = EnvSpec(inner).truncates
+        for optional in ("observation_high", "layout", "action_mask", "factors"):
+            if hasattr(inner, optional):
+                setattr(self, optional, getattr(inner, optional))
 
     def reset(self, key: Array) -> tuple[PyTree, Array]:
         env_state, observation = self.inner.reset(key)

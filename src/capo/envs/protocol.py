@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeGuard
 
 import numpy as np
 
 from capo.arrays import Array, NDArray, PyTree
-from capo.envs.layout import Layout, Part
+from capo.envs.layout import MASK, Layout, Part, plain_layout
+
+FirstAction: TypeAlias = int | NDArray
 
 
 class JittedEnv(Protocol):
@@ -23,6 +26,10 @@ class JittedEnv(Protocol):
     ``observation_high`` is the largest value of observations that are bytes; without it they are images, 0 to 255.
     ``layout`` says that observations are rows of bytes packed by that :class:`Layout`: several parts, a mask.
     ``picture(env_state)`` draws a state for people, (H, W, 3) bytes; without it the observations are drawn.
+    ``action_mask(env_state)`` gives a mask (n_actions,), true where an action is allowed: the others are never
+    taken. After the last step of an episode, where nothing is taken any more, it may allow nothing.
+    ``factors = (3, 2)`` says that an action has two factors, of 3 and 2 actions: ``step`` gets an array (2,),
+    ``n_actions`` is their sum, 5, and a mask has the actions of all factors side by side.
     """
 
     name: str
@@ -61,7 +68,7 @@ class HostVector(Protocol):
         ...
 
     def step(self, action: NDArray) -> HostStep:
-        """One step of every environment with actions (n,), counted from 0."""
+        """One step of every environment with actions (n,), counted from 0, or coordinates (n, F)."""
         ...
 
     def restart(self, who: NDArray) -> NDArray:
@@ -79,23 +86,30 @@ class WatchableEnv(NamedTuple):
     env: Any  # a gymnasium.Env
     owned: bool  # made for watching, so it has to be closed afterwards
     renders: bool  # draws itself
+    read_mask: Callable[[str, Any, Any], NDArray] | None = None  # the action mask, from method, env and info
 
     def picture(self) -> NDArray | None:
         """Its own picture (H, W, 3) of bytes; None if it does not draw itself."""
         return np.asarray(self.env.render()) if self.renders else None
+
+    def mask(self, method: str, info: Any) -> NDArray | None:
+        """Its action mask after a call of ``method`` that returned ``info``; None if it has none."""
+        return None if self.read_mask is None else self.read_mask(method, self.env, info)
 
 
 class HostEnv(Protocol):
     """An environment that is stepped outside jax, with discrete actions."""
 
     name: str  # in logs and files
-    n_actions: int  # the networks count them from 0
-    first_action: int  # the environment's own number of action 0
+    n_actions: int  # the networks count them from 0; of all factors together, if actions have factors
+    factors: tuple[int, ...]  # sizes of the factors of an action; () if it is a single number
+    first_action: FirstAction  # the environment's own number of action 0: see native_action
     observation_shape: tuple[int, ...]  # of an encoded observation, as the networks take it
     observation_dtype: np.dtype[Any]  # of an encoded observation
     observation_high: int  # the largest value of observations that are bytes; the networks divide by it
     raw_shape: tuple[int, ...]  # of an observation as the environment returns it; () for a Dict or Tuple
     layout: Layout | None  # of encoded observations, if they are rows of bytes
+    masked: bool  # whether its vectors give action masks, packed with the observations
 
     @property
     def fixed_copies(self) -> int | None:
@@ -130,13 +144,16 @@ Env: TypeAlias = JittedEnv | HostEnv
 class EnvSpec:
     """What learners and agents need to know about an environment of either kind; the fields are HostEnv's.
 
-    A jitted environment may leave most of it unsaid: here are the defaults.
+    A jitted environment may leave most of it unsaid: here are the defaults. Where there are action masks,
+    ``observation_shape`` and ``observation_dtype`` are those of both, packed together by ``layout``.
     """
 
     def __init__(self, env: Env) -> None:
         self.name = env.name
         self.n_actions = int(env.n_actions)
-        self.first_action = int(getattr(env, "first_action", 0))
+        self.factors: tuple[int, ...] = tuple(getattr(env, "factors", ()))
+        starts = np.array([0, *itertools.accumulate(self.factors[:-1])], np.int32)
+        self.first_action: FirstAction = getattr(env, "first_action", -starts if self.factors else 0)
         self.observation_shape = shape = tuple(env.observation_shape)
         self.observation_dtype = dtype = np.dtype(env.observation_dtype)
         self.observation_high = int(getattr(env, "observation_high", 255))
@@ -148,6 +165,18 @@ class EnvSpec:
         # Of a Dict or Tuple: adds the batch axis to every part, and says whether it was missing.
         self.batched: Callable[[Any], tuple[Any, bool]] | None = getattr(env, "batched", None)
         self.layout: Layout | None = getattr(env, "layout", None)
+        self.masked = bool(getattr(env, "masked", callable(getattr(env, "action_mask", None))))
+        self._packed = self.layout is not None  # without the mask
+        if self.masked:
+            plain = self.layout or plain_layout(shape, dtype, self.observation_high)
+            self.layout = plain.with_mask(self.n_actions)
+            self.observation_shape, self.observation_dtype = (self.layout.n_bytes,), np.dtype(np.uint8)
+
+    def with_masks(self, observations: Any, masks: Any) -> Any:
+        """Encoded observations (..., *shape) and their masks (..., A) as rows of bytes (..., n_bytes)."""
+        assert self.layout is not None
+        parts = Layout(self.layout.seen).unpack(observations) if self._packed else {"": observations}
+        return self.layout.pack({**parts, MASK: masks})
 
     @property
     def seen(self) -> tuple[Part, ...]:
@@ -155,6 +184,25 @@ class EnvSpec:
         if self.layout is not None:
             return self.layout.seen
         return (Part("", self.observation_shape, self.observation_dtype.name, self.observation_high),)
+
+
+def native_action(action: NDArray, first: FirstAction) -> NDArray:
+    """Actions as the environment counts them.
+
+    Args:
+        action: (...,) counted from 0; where they have F factors, coordinates (..., F).
+        first: the environment's own number of action 0; with factors, what is to be added to each coordinate, of
+            the shape that the environment's actions have.
+    """
+    if isinstance(first, int | np.integer):
+        return action + first
+    native: NDArray = action.reshape(*action.shape[:-1], *first.shape) + first
+    return native
+
+
+def one_action(native: NDArray) -> int | NDArray:
+    """One of :func:`native_action`'s as a single environment takes it: a number of Python's, or an array."""
+    return native if native.ndim else int(native)
 
 
 def is_jitted(env: Env) -> TypeGuard[JittedEnv]:

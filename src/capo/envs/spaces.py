@@ -170,20 +170,36 @@ def observation_encoding(name: str, space: Any) -> Encoding:
     return Encoding(name, leaves)
 
 
-def discrete_actions(name: str, space: Any) -> tuple[int, int]:
-    """The number of actions of a Discrete space, and its first action.
+class Actions(NamedTuple):
+    """What an action space offers."""
+
+    n: int  # actions, of all factors together
+    factors: tuple[int, ...]  # their sizes; () if an action is a single number
+    first: int | NDArray  # the environment's own number of action 0: see protocol.native_action
+
+
+def discrete_actions(name: str, space: Any) -> Actions:
+    """The actions of a space: Discrete as they are, those of MultiDiscrete and MultiBinary as factors.
 
     Raises:
         CapoError: if the space is of another kind.
     """
     from gymnasium import spaces
 
-    if not isinstance(space, spaces.Discrete):
+    if isinstance(space, spaces.Discrete):
+        return Actions(int(space.n), (), int(space.start))
+    if isinstance(space, spaces.MultiDiscrete):
+        sizes, start = np.asarray(space.nvec), np.asarray(getattr(space, "start", 0))
+    elif isinstance(space, spaces.MultiBinary):
+        sizes, start = np.full(space.shape, 2), np.asarray(0)
+    else:
         raise CapoError(
-            f"{name!r} has the action space {space}, but CAPO needs a finite number of actions (Discrete): "
-            "wrap the environment so that it offers a list of actions to choose from"
+            f"{name!r} has the action space {space}, but CAPO needs a finite number of actions: wrap the "
+            "environment so that it offers a list of them to choose from (Discrete, MultiDiscrete or MultiBinary)"
         )
-    return int(space.n), int(space.start)
+    ends = np.cumsum(sizes)
+    before = (ends - sizes.ravel()).reshape(sizes.shape)  # the coordinate of each factor's first action
+    return Actions(int(ends[-1]), tuple(sizes.ravel().tolist()), start - before)
 
 
 def _at(observation: Any, path: Path) -> Any:

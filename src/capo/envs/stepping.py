@@ -15,7 +15,8 @@ import numpy as np
 from capo.arrays import NDArray
 from capo.envs.failures import EnvironmentFailed, environment_call
 from capo.envs.layout import Layout
-from capo.envs.protocol import HostStep
+from capo.envs.masks import HostMasks
+from capo.envs.protocol import FirstAction, HostStep, native_action, one_action
 from capo.envs.spaces import Encoding
 from capo.errors import CapoError
 
@@ -26,44 +27,71 @@ class SeparateCopies:
     Args:
         envs: of the same kind.
         encoding: of their observations.
-        first_action: the environment's own number of action 0.
+        first_action: the environment's own number of action 0: see :func:`native_action`.
+        masks: reads their action masks, which are packed with the observations; None if they have none.
         owned: whether they were made for this and are closed with it.
     """
 
     skips = False
 
-    def __init__(self, envs: list[Any], encoding: Encoding, first_action: int, owned: bool = True) -> None:
+    def __init__(
+        self,
+        envs: list[Any],
+        encoding: Encoding,
+        first_action: FirstAction,
+        masks: HostMasks | None = None,
+        owned: bool = True,
+    ) -> None:
         self._envs, self._encoding, self._first_action, self._owned = envs, encoding, first_action, owned
+        self._masks = masks
         self.n = len(envs)
 
     def reset(self, seed: int) -> NDArray:
         with environment_call("reset"):
-            obs = [self._encoding.copied(env.reset(seed=seed + i)[0]) for i, env in enumerate(self._envs)]
-            return self._checked("reset", self._encoding.encode_each(obs))
+            results = [env.reset(seed=seed + i) for i, env in enumerate(self._envs)]
+            return self._begun(results, self._envs)
+
+    def _begun(self, results: list[tuple[Any, Any]], envs: list[Any]) -> NDArray:
+        """The first observations of what the resets of ``envs`` returned."""
+        encoded = self._encoding.encode_each([self._encoding.copied(obs) for obs, _ in results])
+        obs = _checked_observations("reset", encoded, self._encoding.layout)
+        if self._masks is None:
+            return obs
+        infos = [info for _, info in results]
+        masks = np.stack([self._read_mask("reset", env, info) for env, info in zip(envs, infos, strict=True)])
+        self._masks.check_some_allowed("reset", masks, obs)
+        return np.asarray(self._masks.pack(obs, masks))
 
     def step(self, action: NDArray) -> HostStep:
-        successors, observations = [], []
+        successors, observations, masks, next_masks = [], [], [], []
         reward = np.zeros(self.n, np.float32)
         terminated, truncated = np.zeros(self.n, np.bool_), np.zeros(self.n, np.bool_)
+        native = native_action(action, self._first_action)
         with environment_call("step"):
             for i, env in enumerate(self._envs):
-                obs, reward[i], terminated[i], truncated[i], _ = env.step(int(action[i]) + self._first_action)
+                obs, reward[i], terminated[i], truncated[i], info = env.step(one_action(native[i]))
                 successors.append(self._encoding.copied(obs))
+                mask = self._read_mask("step", env, info)
+                masks.append(mask)
                 if terminated[i] or truncated[i]:
                     with environment_call("reset"):
-                        obs = env.reset()[0]
+                        obs, info = env.reset()
+                        mask = self._read_mask("reset", env, info)
                 observations.append(self._encoding.copied(obs))
+                next_masks.append(mask)
             successor, obs = self._encoding.encode_each(successors), self._encoding.encode_each(observations)
         moved = HostStep(obs, successor, reward, terminated, truncated & ~terminated, np.ones(self.n, np.bool_))
-        return _checked_step(moved, self._encoding.layout)
+        moved = _checked_step(moved, self._encoding.layout)
+        return moved if self._masks is None else _packed(self._masks, moved, np.stack(next_masks), np.stack(masks))
+
+    def _read_mask(self, method: str, env: Any, info: Any) -> NDArray:
+        """The mask (A,) of one environment after ``method``; (0,) if there are none."""
+        return np.ones(0, np.bool_) if self._masks is None else self._masks.of_env(method, env, info)
 
     def restart(self, who: NDArray) -> NDArray:
         with environment_call("reset"):
-            obs = [self._encoding.copied(self._envs[i].reset()[0]) for i in np.flatnonzero(who)]
-            return self._checked("reset", self._encoding.encode_each(obs))
-
-    def _checked(self, method: str, obs: NDArray) -> NDArray:
-        return _checked_observations(method, obs, self._encoding.layout)
+            envs = [self._envs[i] for i in np.flatnonzero(who)]
+            return self._begun([env.reset() for env in envs], envs)
 
     def close(self) -> None:
         for env in self._envs if self._owned else []:
@@ -74,33 +102,51 @@ class SeparateCopies:
 class UserVector:
     """A :class:`HostVector` around a vector environment that the user made, in any autoreset mode."""
 
-    def __init__(self, vector: Any, encoding: Encoding, first_action: int) -> None:
-        self._vector, self._encoding, self._first_action = vector, encoding, first_action
+    def __init__(
+        self,
+        vector: Any,
+        encoding: Encoding,
+        first_action: FirstAction,
+        masks: HostMasks | None = None,
+    ) -> None:
+        self._vector, self._encoding, self._first_action, self._masks = vector, encoding, first_action, masks
         self.n = int(vector.num_envs)
-        mode = (vector.metadata or {}).get("autoreset_mode", "NextStep")
-        self._mode = str(getattr(mode, "value", mode))  # an enum in Gymnasium 1.1 and later
+        self._mode = autoreset_mode(vector)
         if self._mode not in ("NextStep", "SameStep", "Disabled"):
-            raise CapoError(f"{vector!r}: autoreset mode {mode!r} must be NextStep, SameStep or Disabled")
+            raise CapoError(f"{vector!r}: autoreset mode {self._mode!r} must be NextStep, SameStep or Disabled")
         self.skips = self._mode == "NextStep"
         self._only_resets = np.zeros(self.n, np.bool_)
 
     def reset(self, seed: int) -> NDArray:
         self._only_resets[:] = False
         with environment_call("reset"):
-            obs = self._encoding.encode(self._vector.reset(seed=seed)[0])
-            return _checked_observations("reset", obs, self._encoding.layout)
+            obs, info = self._vector.reset(seed=seed)
+            return self._begun(obs, info, np.ones(self.n, np.bool_))
+
+    def _begun(self, observations: Any, info: Any, who: NDArray) -> NDArray:
+        """The first observations of those ``who`` (n,) were reset, and the current ones of the others."""
+        obs = _checked_observations("reset", self._encoding.encode(observations), self._encoding.layout)
+        if self._masks is None:
+            return obs
+        masks = self._read_masks("reset", info, who)
+        self._masks.check_some_allowed("reset", masks, obs, who)
+        return np.asarray(self._masks.pack(obs, masks))
 
     def step(self, action: NDArray) -> HostStep:
         with environment_call("step"):
-            return _checked_step(self._step(action), self._encoding.layout)
+            moved, masks, next_masks = self._step(action)
+            moved = _checked_step(moved, self._encoding.layout)
+        return moved if self._masks is None else _packed(self._masks, moved, next_masks, masks)
 
-    def _step(self, action: NDArray) -> HostStep:
-        obs, reward, terminated, truncated, info = self._vector.step(action + self._first_action)
+    def _step(self, action: NDArray) -> tuple[HostStep, NDArray, NDArray]:
+        """A step, and the masks (n, A) of what it led to and of what to act on next; (n, 0) if there are none."""
+        obs, reward, terminated, truncated, info = self._vector.step(native_action(action, self._first_action))
         terminated, truncated = np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)
         done = terminated | truncated
         obs = self._encoding.encode(obs)
         successor = obs
         valid = ~self._only_resets
+        masks = next_masks = self._read_masks("step", info, np.ones(self.n, np.bool_))
         if self._mode == "NextStep":
             self._only_resets = done
         elif done.any():
@@ -109,17 +155,45 @@ class UserVector:
                 final = info["final_obs"] if "final_obs" in info else info["final_observation"]
                 for i in np.flatnonzero(done):
                     successor[i] = self._encoding.encode_each([self._encoding.row(final, i)])[0]
+                final_masks = self._read_masks("step", info.get("final_info"), done)
+                masks = np.where(done[:, None], final_masks, masks)
             else:
-                obs = self._encoding.encode(self._vector.reset(options={"reset_mask": done})[0])
-        return HostStep(obs, successor, np.asarray(reward, np.float32), terminated, truncated & ~terminated, valid)
+                observations, info = self._vector.reset(options={"reset_mask": done})
+                obs = self._encoding.encode(observations)
+                next_masks = np.where(done[:, None], self._read_masks("reset", info, done), masks)
+        reward, truncated = np.asarray(reward, np.float32), truncated & ~terminated
+        return HostStep(obs, successor, reward, terminated, truncated, valid), masks, next_masks
+
+    def _read_masks(self, method: str, info: Any, who: NDArray) -> NDArray:
+        """The masks (n, A) of those ``who`` (n,), what follows ``method``; (n, 0) if there are none."""
+        if self._masks is None:
+            return np.ones((self.n, 0), np.bool_)
+        return self._masks.of_vector(method, self._vector, info, who)
 
     def restart(self, who: NDArray) -> NDArray:
         self._only_resets = self._only_resets & ~who  # Gymnasium's vectors reset single copies in every mode
         with environment_call("reset"):
-            return self._encoding.encode(self._vector.reset(options={"reset_mask": who})[0])[who]
+            obs, info = self._vector.reset(options={"reset_mask": who})
+            return self._begun(obs, info, who)[who]
 
     def close(self) -> None:
         """Nothing: the user made the vector, and closes it."""
+
+
+def autoreset_mode(vector: Any) -> str:
+    """The autoreset mode of a vector environment: NextStep, SameStep, Disabled, or what it says instead."""
+    mode = (vector.metadata or {}).get("autoreset_mode", "NextStep")
+    return str(getattr(mode, "value", mode))  # an enum in Gymnasium 1.1 and later
+
+
+def _packed(masks: HostMasks, moved: HostStep, next_masks: NDArray, successor_masks: NDArray) -> HostStep:
+    """The step with its action masks packed into the observations; raises if one allows nothing."""
+    # After a terminated episode nothing is done any more, so nothing has to be allowed.
+    masks.check_some_allowed("step", successor_masks, moved.successor, ~moved.terminated)
+    if next_masks is not successor_masks:
+        masks.check_some_allowed("reset", next_masks, moved.obs)
+    obs, successor = masks.pack(moved.obs, next_masks), masks.pack(moved.successor, successor_masks)
+    return moved._replace(obs=obs, successor=successor)
 
 
 def _checked_step(moved: HostStep, layout: Layout | None) -> HostStep:

@@ -27,6 +27,13 @@ def check_jitted(env: Any) -> None:
     name = f"environment {env.name!r}"
     if not isinstance(env.n_actions, int | np.integer) or env.n_actions < 1:
         raise CapoError(f"{name}: n_actions={env.n_actions!r} must be a positive integer")
+    factors = getattr(env, "factors", ())
+    if not all(isinstance(size, int | np.integer) and size > 0 for size in factors) or (
+        len(factors) and sum(factors) != env.n_actions
+    ):
+        raise CapoError(
+            f"{name}: factors={factors!r} must be positive integers that add up to n_actions={env.n_actions}"
+        )
     try:
         shape, dtype = tuple(env.observation_shape), np.dtype(env.observation_dtype)
     except TypeError as error:
@@ -51,6 +58,23 @@ def check_jitted(env: Any) -> None:
         if scalar.shape != ():
             raise CapoError(f"{name}: {label} has shape {scalar.shape}; it must be a scalar")
     _check_same_types(name, state, next_state)
+    _check_mask(name, env, state)
+
+
+def _check_mask(name: str, env: Any, state: PyTree) -> None:
+    if not hasattr(env, "action_mask"):
+        return
+    if not callable(env.action_mask):
+        raise CapoError(f"{name}: action_mask must be a method, action_mask(env_state), that returns the mask")
+    try:
+        mask = jax.eval_shape(lambda state: jnp.asarray(env.action_mask(state)), state)
+    except Exception as error:
+        raise CapoError(f"{name}: action_mask cannot be traced by jax: {error}") from error
+    if mask.shape != (env.n_actions,) or mask.dtype != jnp.bool_:
+        raise CapoError(
+            f"{name}: action_mask returns an array of shape {mask.shape} and dtype {mask.dtype}; it must be "
+            f"{env.n_actions} booleans, one per action"
+        )
 
 
 def _check_same_types(name: str, state: PyTree, next_state: PyTree) -> None:
@@ -67,7 +91,8 @@ def _check_same_types(name: str, state: PyTree, next_state: PyTree) -> None:
 
 def _one_step(env: Any, key: Array) -> tuple[tuple[PyTree, Array], tuple[Any, ...]]:
     state, obs = env.reset(key)
-    result = env.step(key, state, jnp.int32(0))
+    factors = tuple(getattr(env, "factors", ()))
+    result = env.step(key, state, jnp.zeros(len(factors), jnp.int32) if factors else jnp.int32(0))
     if len(result) != 5:
         raise CapoError(
             f"environment {env.name!r}: step returns {len(result)} values; it must return "

@@ -17,6 +17,7 @@ from capo.arrays import NDArray
 from capo.checks import check_seed, positive
 from capo.envs import is_jitted
 from capo.envs.failures import environment_call, failure_context
+from capo.envs.protocol import one_action
 from capo.envs.spaces import drawable
 from capo.errors import CapoError
 
@@ -26,7 +27,9 @@ class Playable(Protocol):
 
     @property
     def env(self) -> Any: ...
-    def predict(self, observation: Any, *, deterministic: bool = False) -> tuple[NDArray, Any]: ...
+    def predict(
+        self, observation: Any, *, deterministic: bool = False, action_masks: Any = None
+    ) -> tuple[NDArray, Any]: ...
     def close(self) -> None: ...
 
 
@@ -86,6 +89,7 @@ def play(agent: Playable, episodes: int, steps: int, *, deterministic: bool, see
 def _play_jitted(agent: Playable, deterministic: bool, seed: int) -> Iterator[Frame]:
     reset, advance = jax.jit(agent.env.reset), jax.jit(agent.env.step)
     draw = jax.jit(agent.env.picture) if hasattr(agent.env, "picture") else None
+    masks = jax.jit(getattr(agent.env, "action_mask", lambda _: None))
     key = jax.random.PRNGKey(seed)
     env_state, observation = reset(jax.random.fold_in(key, 0))
     step, score, last = 0, 0.0, False
@@ -97,9 +101,11 @@ def _play_jitted(agent: Playable, deterministic: bool, seed: int) -> Iterator[Fr
     yield seen()
     while not last:
         step += 1
-        action, _ = agent.predict(np.asarray(observation), deterministic=deterministic)
+        action, _ = agent.predict(
+            np.asarray(observation), deterministic=deterministic, action_masks=masks(env_state)
+        )
         env_state, observation, reward, terminated, truncated = advance(
-            jax.random.fold_in(key, step), env_state, jnp.int32(action)
+            jax.random.fold_in(key, step), env_state, jnp.asarray(action, jnp.int32)
         )
         score += float(reward)
         last = bool(terminated) or bool(truncated)
@@ -120,7 +126,7 @@ def _play_gymnasium(agent: Playable, deterministic: bool, seed: int) -> Iterator
     env = watched.env
     if not watched.owned:
         agent.close()  # training continues with new episodes
-    step, score, last = 0, 0.0, False
+    step, score, last, mask = 0, 0.0, False, None
 
     def seen() -> Frame:
         with failure_context(f"{agent.env.name}, at step {step:,}"), environment_call("render"):
@@ -128,13 +134,15 @@ def _play_gymnasium(agent: Playable, deterministic: bool, seed: int) -> Iterator
 
     try:
         with failure_context(agent.env.name), environment_call("reset"):
-            observation, _ = env.reset(seed=seed)
+            observation, info = env.reset(seed=seed)
+            mask = watched.mask("reset", info)
         yield seen()
         while not last:
             step += 1
-            action, _ = agent.predict(observation, deterministic=deterministic)
+            action, _ = agent.predict(observation, deterministic=deterministic, action_masks=mask)
             with failure_context(f"{agent.env.name}, at step {step:,}"), environment_call("step"):
-                observation, reward, terminated, truncated, _ = env.step(int(action))
+                observation, reward, terminated, truncated, info = env.step(one_action(action))
+                mask = watched.mask("step", info)
                 score += float(reward)
                 last = bool(terminated or truncated)
             yield seen()

@@ -18,7 +18,12 @@ Rows = list[dict[str, float]]
 
 _FIRST = ("episode_return", "episode_length", "actor_loss", "critic_loss", "entropy", "grad_norm")
 _LOSSES = ("actor_loss", "critic_loss", "grad_norm")  # those that an algorithm has
-_GUARDS = {"rewards_finite": "a reward", "observations_finite": "an observation"}  # what the environment gave
+_NOT_FINITE = "that is not a finite number (nan or infinite)"
+_GUARDS = {  # what the environment gave; a mask comes first, since what is not allowed may be paid anything
+    "masks_sound": "an action mask that allows no action at all",
+    "rewards_finite": f"a reward {_NOT_FINITE}",
+    "observations_finite": f"an observation {_NOT_FINITE}",
+}
 
 
 class Diverged(CapoError):
@@ -26,7 +31,7 @@ class Diverged(CapoError):
 
 
 class BadEnvironment(Diverged):
-    """An environment's reward or observation is not a finite number."""
+    """An environment's reward or observation is not a finite number, or its action mask allows nothing."""
 
 
 def rows(metrics: Mapping[str, NDArray], seeds: Sequence[int], iteration: int, frames_per_iteration: int) -> Rows:
@@ -111,8 +116,7 @@ def divergences(
         wrong = next((what for what, wrong in guards.items() if wrong[:, index].any()), None)
         if wrong is not None:
             found[seeds[index]] = BadEnvironment(
-                f"iteration {first + at}, seed {seeds[index]}: the environment {env!r} gave {wrong} that is not a "
-                "finite number (nan or infinite)"
+                f"iteration {first + at}, seed {seeds[index]}: the environment {env!r} gave {wrong}"
             )
             continue
         shown = ", ".join(f"{name} {value[at, index]:g}" for name, value in watched.items())
@@ -132,13 +136,11 @@ def broken(metrics: Mapping[str, NDArray], env: str) -> NDArray:
         env: the environment's name.
 
     Raises:
-        BadEnvironment: if the environment itself gave what is not a finite number.
+        BadEnvironment: if the environment itself gave what is not a finite number, or a mask that allows nothing.
     """
     for guard, what in _GUARDS.items():
         if (np.asarray(metrics.get(guard, 1.0)) == 0).any():
-            raise BadEnvironment(
-                f"the environment {env!r} gave {what} that is not a finite number (nan or infinite)"
-            )
+            raise BadEnvironment(f"the environment {env!r} gave {what}")
     bad = np.asarray(metrics["finite"]) == 0
     for name in _LOSSES:
         if name in metrics:

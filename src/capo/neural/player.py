@@ -15,6 +15,7 @@ import numpy as np
 from capo.arrays import Array, NDArray, PyTree
 from capo.checks import as_path, check_seed, whole
 from capo.envs import Env
+from capo.envs.protocol import native_action
 from capo.errors import CapoError, CapoWarning
 from capo.neural import film
 from capo.neural.algorithms.base import Algorithm
@@ -79,7 +80,7 @@ class Player(ABC):
         state: Any = None,
         episode_start: Any = None,
         deterministic: bool = False,
-        action_mask: Any = None,
+        action_masks: Any = None,
     ) -> tuple[NDArray, Any]:
         """The action for an observation, or the actions for a batch of them.
 
@@ -90,18 +91,20 @@ class Player(ABC):
             state: handed back unchanged; the policy has no memory.
             episode_start: not used, for the same reason.
             deterministic: take the most likely action instead of sampling.
-            action_mask: (actions,) or (batch, actions), true where an action is allowed.
+            action_masks: (actions,) or (batch, actions), true where an action is allowed; needed if the
+                environment has masks.
 
         Returns:
-            The action as an array of shape () or (batch,), and ``state``.
+            The action as an array of shape () or (batch,), and ``state``. If actions have factors (MultiDiscrete,
+            MultiBinary), it has the action space's shape.
         """
         del episode_start
         learner = self.learner
         batch, single = as_batch(learner.spec, observation)
         key = fold_in(stream_key(self.seeds[self._playing], PREDICT_STREAM), self._predictions)
-        actions = learner.act(self._policy(learner), batch, key, deterministic, action_mask).astype(np.int64)
+        actions = learner.act(self._policy(learner), batch, key, deterministic, action_masks).astype(np.int64)
         self._predictions += 1
-        actions += learner.spec.first_action  # a Discrete space may start anywhere
+        actions = native_action(actions, learner.spec.first_action)  # a Discrete space may start anywhere
         return (actions[0] if single else actions), state
 
     def as_opponent(self) -> Callable[[Array, Array, Array], Array]:

@@ -137,7 +137,7 @@ class Setup:
             other,
         )
         found = describe(made.env)
-        for key, value in content["environment"].items():
+        for key, value in {"masked": None, "factors": None, **content["environment"]}.items():
             if found.get(key) != value:
                 raise CapoError(
                     f"the environment changed: {key} was {value!r} when the run was saved and is "
@@ -165,8 +165,8 @@ class Setup:
 
 def describe(env: Any) -> dict[str, Any]:
     """What must be the same when a run is continued."""
-    layout = envs.EnvSpec(env).layout
-    parts = [] if layout is None else [_describe_part(part) for part in layout.parts]
+    spec = envs.EnvSpec(env)
+    parts = [] if spec.layout is None else [_describe_part(part) for part in spec.layout.parts]
     return {
         "name": env.name,
         "n_actions": int(env.n_actions),
@@ -174,6 +174,8 @@ def describe(env: Any) -> dict[str, Any]:
         "observation_dtype": str(np.dtype(env.observation_dtype)),
         "jitted": envs.is_jitted(env),
         **({"observation_parts": parts} if parts else {}),
+        **({"masked": True} if spec.masked else {}),  # with action masks
+        **({"factors": list(spec.factors)} if spec.factors else {}),
     }
 
 
@@ -210,7 +212,16 @@ def _check_copies(env: Any, n_envs: int) -> None:
 def _check_same_spaces(env: Any, other: Any) -> None:
     """Raise if policies trained on ``env`` can't play ``other``."""
     ours, theirs = describe(env), describe(other)
-    for key in ("n_actions", "observation_parts", "observation_shape", "observation_dtype", "jitted"):
+    keys = (
+        "n_actions",
+        "observation_parts",
+        "observation_shape",
+        "observation_dtype",
+        "jitted",
+        "masked",
+        "factors",
+    )
+    for key in keys:
         if ours.get(key) != theirs.get(key):
             raise CapoError(
                 f"eval_env {other.name!r} does not fit {env.name!r}: {key} is {theirs.get(key)!r}, not "

@@ -137,6 +137,8 @@ _ENVIRONMENT_FIELDS: Fields = {
     "observation_dtype": _NAME,
     "jitted": _BOOL,
     "observation_parts": list_of("a list of texts", _TEXT, most=1000),
+    "masked": _BOOL,
+    "factors": list_of("a list of integers", _COUNT, most=10_000),
 }
 # What config.json and a checkpoint share: see Setup.to_dict.
 _SETUP_FIELDS: Fields = {

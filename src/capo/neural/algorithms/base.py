@@ -22,7 +22,7 @@ from capo.envs.protocol import Env, EnvSpec
 from capo.neural.algorithms.settings import CommonSettings
 from capo.neural.parts import networks, replay, schedules
 from capo.neural.parts.iterations import ERA, Iteration
-from capo.neural.parts.networks import NetworkSpec, Params
+from capo.neural.parts.networks import Inputs, NetworkSpec, Params
 from capo.neural.parts.replay import ReplaySpec, Rollout
 
 # Metrics of the gradient steps: there are none before an algorithm starts to learn.
@@ -88,6 +88,7 @@ class Algorithm(ABC):
             self._network(spec.seen, spec.n_actions),
             precision=networks.precision(config.precision, spec.seen),
             layout=spec.layout,
+            factors=spec.factors,
         )
         self.rollouts: ReplaySpec = replay.spec_for(
             spec.observation_shape,
@@ -95,6 +96,7 @@ class Algorithm(ABC):
             spec.truncates,
             n_envs=config.n_envs,
             length=config.rollout_length,
+            n_factors=len(spec.factors),
             **self._replay_options(),
         )
         self.frames_per_iteration = config.frames_per_iteration
@@ -136,9 +138,12 @@ class Algorithm(ABC):
         """The networks that :meth:`action_scores` and :meth:`behaviour` need."""
         return networks.select(params, "actor")
 
-    def action_scores(self, acting: Params, obs: Array) -> Array:
-        """Scores (..., A) of the actions, the largest is the best: logits if the policy is stochastic, else Q."""
-        return networks.outputs(self.network, acting, obs)
+    def action_scores(self, acting: Params, obs: Array | Inputs) -> Array:
+        """Scores (..., A) of the actions, the largest is the best: logits if the policy is stochastic, else Q.
+
+        Actions that are not allowed have the score :data:`capo.neural.parts.policies.FORBIDDEN`.
+        """
+        return networks.policy_logits(self.network, acting, obs)
 
     @property
     def perturbs(self) -> bool:
@@ -160,7 +165,7 @@ class Algorithm(ABC):
 
     @abstractmethod
     def behaviour(self, acting: Params, obs: Array, epsilon: Array) -> Array:
-        """Log-probabilities (..., A) of the actions during training."""
+        """Log-probabilities (..., A) of the actions during training; minus infinity if one is not allowed."""
 
     # Learning ---------------------------------------------------------------------------------------------
 

@@ -32,6 +32,8 @@ from capo.neural.algorithms.settings import (
     TracedPositive,
     is_minatar,
 )
+from capo.neural.parts import policies
+from capo.neural.parts.policies import Sizes
 from capo.neural.parts.replay import Rollout
 from capo.update import clipped_step, coordinate_update
 
@@ -188,13 +190,14 @@ _VECTOR = replace(
 )
 
 
-def actor_target(log_pi: Array, advantage: Array, config: NCAPOConfig) -> Array:
+def actor_target(log_pi: Array, advantage: Array, config: NCAPOConfig, factors: Sizes = ()) -> Array:
     """The coordinate-ascent target distribution pi~.
 
     Args:
         log_pi: (..., A) log-probabilities of pi_m.
         advantage: (..., A) advantages of the pairs in the batch, 0 for all other pairs.
         config: step_size, fixed_alpha, clip, alpha_bonus and advantage_weight.
+        factors: sizes of an action's factors: each is updated by itself.
 
     Returns:
         (..., A) log-probabilities of pi~.
@@ -207,7 +210,25 @@ def actor_target(log_pi: Array, advantage: Array, config: NCAPOConfig) -> Array:
     alpha = alpha + config.alpha_bonus
     if config.advantage_weight != "none":
         alpha = alpha * jnp.abs(advantage)
-    return coordinate_update(log_pi, sign, alpha)
+    return policies.each_factor(coordinate_update, factors, log_pi, sign, alpha)
+
+
+def factor_advantages(targets: Targets, action: Array, factors: Sizes) -> Array:
+    """The advantage of each factor's action (B, T, A), at the coordinates taken.
+
+    A_i = A - sum over the other factors j of (Q_j(s, a_j) - V_j(s)): what the critic credits to the actions of the
+    others is taken off. It does not depend on a_i, so as a baseline it does not bias A_i.
+
+    Args:
+        targets: of a batch.
+        action: (B, T, F) coordinates.
+        factors: their sizes.
+    """
+    weighted = jnp.exp(targets.log_pi) * targets.q
+    value = policies.each_factor(lambda x: x.sum(axis=-1, keepdims=True), factors, weighted)  # (B, T, F)
+    own = jnp.take_along_axis(targets.q, action, axis=-1) - value
+    each = targets.advantage[..., None] - own.sum(axis=-1, keepdims=True) + own
+    return jnp.repeat(each, jnp.array(factors), axis=-1, total_repeat_length=sum(factors))
 
 
 def actor_loss(log_pi: Array, target: Array, kl: KL) -> Array:
@@ -225,12 +246,15 @@ class NCAPOAlgorithm(OffPolicy):
     config: NCAPOConfig
 
     def losses(self, log_pi: Array, batch: Rollout, targets: Targets) -> Metrics:
-        in_batch = jnp.arange(self.network.n_actions) == batch.action[..., None]
-        advantage = jnp.where(in_batch, targets.advantage[..., None], 0.0)
+        n_actions, factors = self.network.n_actions, self.network.factors
+        advantage = targets.advantage[..., None]
+        if factors:
+            advantage = factor_advantages(targets, batch.action, factors)
+        advantage = jnp.where(policies.is_taken(batch.action, n_actions, factors), advantage, 0.0)
         if self.config.advantage_weight == "normalised":
             # The signs stay: this only decides how much the batch's advantages weigh against each other.
             advantage = advantage / (jnp.mean(jnp.abs(targets.advantage)) + 1e-8)
-        pi_tilde = actor_target(targets.log_pi, advantage, self.config)
+        pi_tilde = actor_target(targets.log_pi, advantage, self.config, factors)
         return {"actor_loss": actor_loss(log_pi, pi_tilde, self.config.kl)}
 
 
@@ -241,7 +265,7 @@ class NCAPO(Agent):
     >>> agent.learn(1_000_000, progress_bar=True)  # doctest: +SKIP
 
     >>> agent = NCAPO("probe-action", width=16)
-    >>> actions, _ = agent.predict([[1.0], [-1.0]], action_mask=[False, True])
+    >>> actions, _ = agent.predict([[1.0], [-1.0]], action_masks=[False, True])
     >>> actions.tolist()
     [1, 1]
     """

@@ -19,6 +19,7 @@ from capo.neural.agent import Agent
 from capo.neural.algorithms.ncapo import NCAPOConfig
 from capo.neural.algorithms.offpolicy import OffPolicy, Targets
 from capo.neural.algorithms.settings import NonNegative, RetraceSettings, TargetFrom, TracedFraction, is_minatar
+from capo.neural.parts import networks, policies
 from capo.neural.parts.networks import Params
 from capo.neural.parts.policies import taken
 from capo.neural.parts.replay import Rollout
@@ -89,8 +90,13 @@ class OffPACAlgorithm(OffPolicy):
     def behaviour(self, acting: Params, obs: Array, epsilon: Array) -> Array:
         if self.config.behaviour == "policy":
             return super().behaviour(acting, obs, epsilon)
-        scores = self.action_scores(acting, obs)  # only for its shape: the compiler drops the rest
-        return jnp.full_like(scores, -jnp.log(scores.shape[-1]))
+        inputs = networks.inputs(self.network, obs)
+        scores = self.action_scores(acting, inputs)  # only for its shape: the compiler drops the rest
+        factors = self.network.factors
+        if inputs.mask is None and not factors:
+            return jnp.full_like(scores, -jnp.log(scores.shape[-1]))
+        mask = jnp.ones_like(scores, jnp.bool_) if inputs.mask is None else inputs.mask
+        return jnp.log(policies.uniform(mask, factors))
 
 
 class OffPAC(Agent):

@@ -16,6 +16,8 @@ import optax
 
 from capo.arrays import Array, Metrics, PyTree
 from capo.envs.layout import Part
+from capo.envs.protocol import Env
+from capo.errors import CapoError
 from capo.neural.algorithms.base import Algorithm, ReplaySize, TrainState, finite, means, scan_means
 from capo.neural.algorithms.settings import RetraceSettings
 from capo.neural.parts import networks, optimisers, policies, replay, schedules
@@ -36,6 +38,7 @@ class Targets(NamedTuple):
     log_pi: Array  # (B, T, A) the policy pi_m that the actor's update starts from
     returns: Array  # (B, T) Retrace returns of the taken actions
     advantage: Array  # (B, T) of the taken actions: Retrace returns (with the actor's lambda) - V(s)
+    q: Array  # (B, T, A) Q' of all actions
 
 
 def retrace_targets(config: RetraceSettings, batch: Rollout, log_pi: Array, q: Array) -> Targets:
@@ -47,7 +50,7 @@ def retrace_targets(config: RetraceSettings, batch: Rollout, log_pi: Array, q: A
         log_pi: (B, T + S, A) log pi_m of every row of ``batch.obs``.
         q: (B, T + S, A) Q' of every row.
     """
-    length = batch.action.shape[-1]
+    length = batch.reward.shape[-1]
     value = jnp.sum(jnp.exp(log_pi) * q, axis=-1)
     v_next = replay.at_successors(value, length)
 
@@ -66,7 +69,7 @@ def retrace_targets(config: RetraceSettings, batch: Rollout, log_pi: Array, q: A
         return retrace(**steps, q_taken=taken(q[:, :length], batch.action), gamma=config.gamma, lam=lam)
 
     advantage = returns(config.retrace_lambda * config.actor_lambda) - value[:, :length]
-    targets = Targets(log_pi[:, :length], returns(config.retrace_lambda), advantage)
+    targets = Targets(log_pi[:, :length], returns(config.retrace_lambda), advantage, q[:, :length])
     return jax.lax.stop_gradient(targets)
 
 
@@ -75,6 +78,14 @@ class OffPolicy(Algorithm):
 
     explores = True
     config: RetraceSettings
+
+    def __init__(self, config: RetraceSettings, env: Env) -> None:
+        super().__init__(config, env)
+        if self.network.factors and config.critic == "categorical":
+            raise CapoError(
+                f"{env.name!r} has actions of {len(self.network.factors)} factors, whose Q is a sum over them; a "
+                "distribution of returns is not: leave critic='categorical' out"
+            )
 
     def _network(self, seen: tuple[Part, ...], n_actions: int) -> NetworkSpec:
         spec = super()._network(seen, n_actions)
@@ -126,8 +137,11 @@ class OffPolicy(Algorithm):
         return schedules.epsilon(frames, start=config.epsilon_start, final=config.epsilon_final, over=over)
 
     def behaviour(self, acting: Params, obs: Array, epsilon: Array) -> Array:
-        """mu = (1 - epsilon) pi + epsilon / A."""
-        return policies.mix_uniform(jax.nn.softmax(self.action_scores(acting, obs)), epsilon)
+        """mu = (1 - epsilon) pi + epsilon / A, where A counts the actions allowed."""
+        inputs = networks.inputs(self.network, obs)
+        factors = self.network.factors
+        pi = policies.each_factor(jax.nn.softmax, factors, self.action_scores(acting, inputs))
+        return policies.mix_uniform(pi, epsilon, inputs.mask, factors)
 
     # Learning ---------------------------------------------------------------------------------------------
 
@@ -208,13 +222,13 @@ class OffPolicy(Algorithm):
             entropy: weight of the entropy.
             train: the loss has only these terms, the metrics have all.
         """
-        length = batch.action.shape[-1]
+        length = batch.reward.shape[-1]
         inputs = networks.inputs(self.network, batch.obs)
         first = inputs.steps(0, self._rows_at_once(batch))
         logits, outputs, features = networks.logits_and_q(self.network, params, first)
         log_pi_m, q = self.slow_policy_and_q(params, target, inputs, logits, features)
         targets = retrace_targets(self.config, batch, log_pi_m, q)
-        log_pi = jax.nn.log_softmax(logits[:, :length])
+        log_pi = policies.log_softmax(logits[:, :length], self.network.factors)
         own = self.losses(log_pi, batch, targets)
         each = {
             "actor_loss": own.pop("actor_loss"),
@@ -255,12 +269,12 @@ class OffPolicy(Algorithm):
             logits = jnp.concatenate([logits, more_logits], axis=1)
             features = jnp.concatenate([features, more_features], axis=1)
         if self.config.target_from == "target-network":
-            logits = networks.outputs(spec, target["actor"], inputs)
+            logits = networks.policy_logits(spec, target["actor"], inputs)
         if self.config.target_critic == "head":
             outputs = networks.head(spec, target["critic"]["head"], features)
         else:
             outputs = networks.outputs(spec, target["critic"], inputs)
-        return jax.nn.log_softmax(logits), self.critic.values(outputs)
+        return policies.log_softmax(logits, spec.factors), self.critic.values(outputs)
 
     def update_target(self, params: Params, target: Params) -> Params:
         """Move the target networks towards the trained ones (once per iteration)."""
@@ -284,7 +298,7 @@ class OffPolicy(Algorithm):
         The T steps; and the row after them if it is the only one and needed anyway: one more row with a gradient
         of 0 costs less than a second pass.
         """
-        length, rows = int(batch.action.shape[-1]), int(batch.obs.shape[1])
+        length, rows = int(batch.reward.shape[-1]), int(batch.obs.shape[1])
         return rows if self._needs_current and rows == length + 1 else length
 
     # What a run says about itself -------------------------------------------------------------------------

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import optax
 
@@ -82,7 +81,7 @@ def normalised(advantage: Array) -> Array:
 def policy_and_value(spec: NetworkSpec, params: Params, obs: Array, action: Array) -> tuple[Array, Array, Array]:
     """log pi(a|s), the entropy of pi(.|s) and V(s) of a batch, (N,) each."""
     logits, value, _ = networks.logits_and_q(spec, params, obs)
-    log_pi = jax.nn.log_softmax(logits)
+    log_pi = policies.log_softmax(logits, spec.factors)
     return policies.taken(log_pi, action), policies.entropy(log_pi), value[..., 0]
 
 
@@ -109,11 +108,11 @@ class OnPolicy(Algorithm):
     def behaviour(self, acting: Params, obs: Array, epsilon: Array) -> Array:
         """The policy itself."""
         del epsilon
-        return jax.nn.log_softmax(self.action_scores(acting, obs))
+        return policies.log_softmax(self.action_scores(acting, obs), self.network.factors)
 
     def batch(self, params: Params, rollouts: Rollout) -> Batch:
         """All steps of the rollouts with their advantages, flattened to N = n_envs * T."""
-        config, length = self.config, rollouts.action.shape[-1]
+        config, length = self.config, rollouts.reward.shape[-1]
         critic = networks.select(params, "critic")
         value = networks.outputs(self.network, critic, rollouts.obs)[..., 0]
         v_next, value = replay.at_successors(value, length), value[:, :length]

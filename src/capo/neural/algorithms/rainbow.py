@@ -23,6 +23,7 @@ import optax
 from capo.arrays import Array, Metrics, PyTree
 from capo.envs.layout import Part
 from capo.envs.protocol import Env
+from capo.errors import CapoError
 from capo.neural.agent import Agent
 from capo.neural.algorithms.base import UPDATE_METRICS, Algorithm, ReplaySize, TrainState, finite, scan_means
 from capo.neural.algorithms.settings import (
@@ -189,15 +190,34 @@ def project(points: Array, weights: Array, atoms: Array) -> Array:
 
 
 def outputs(config: RainbowConfig, spec: NetworkSpec, params: Params, obs: Array | Inputs) -> Array:
-    """Logits (..., A, atoms) of the return's distribution; if not distributional, Q as (..., A, 1)."""
+    """Logits (..., A, atoms) of the return's distribution; if not distributional, Q as (..., A, 1).
+
+    Of actions that are not allowed they mean nothing.
+    """
     n_atoms = config.atoms if config.distributional else 1
+    obs = networks.inputs(spec, obs)
     features = networks.body(spec, params["body"], obs)
     advantage = networks.head(spec, params["advantage"], features)
     advantage = advantage.reshape(*advantage.shape[:-1], spec.n_actions, n_atoms)
     if not config.dueling:
         return advantage
     value = networks.head(spec, params["value"], features)[..., None, :]
-    return value + advantage - advantage.mean(axis=-2, keepdims=True)
+    if obs.mask is None and not spec.factors:
+        return value + advantage - advantage.mean(axis=-2, keepdims=True)
+    mask = jnp.ones(advantage.shape[:-1], jnp.bool_) if obs.mask is None else obs.mask
+    share = policies.uniform(mask, spec.factors)[..., None]
+    if not spec.factors:
+        return value + advantage - jnp.sum(share * advantage, axis=-2, keepdims=True)
+    return value / len(spec.factors) + advantage - _of_factors(spec.factors, share * advantage)
+
+
+def _of_factors(factors: tuple[int, ...], x: Array) -> Array:
+    """The sum over each factor's actions, at every one of them: (..., A, M) to (..., A, M)."""
+
+    def total(own: Array) -> Array:
+        return jnp.broadcast_to(own.sum(axis=-1, keepdims=True), own.shape)
+
+    return jnp.moveaxis(policies.each_factor(total, factors, jnp.moveaxis(x, -1, -2)), -1, -2)
 
 
 def q_values(config: RainbowConfig, outputs: Array) -> Array:
@@ -217,7 +237,7 @@ def loss_each(
     """
     next_obs = networks.inputs(spec, batch.next_obs)
     target, chooser = (outputs(config, spec, network, next_obs) for network in slow)
-    action = q_values(config, chooser).argmax(axis=-1)
+    action = policies.best(policies.masked(q_values(config, chooser), next_obs.mask), spec.factors)
     beyond = taken_row(target, action)
     found = outputs(config, spec, params, batch.obs)
     chosen = taken_row(found, batch.action)
@@ -242,6 +262,11 @@ class RainbowAlgorithm(Algorithm):
 
     def __init__(self, config: RainbowConfig, env: Env) -> None:
         super().__init__(config, env)
+        if self.network.factors and config.distributional:
+            raise CapoError(
+                f"{env.name!r} has actions of {len(self.network.factors)} factors, whose Q is a sum over them; a "
+                "distribution of returns is not: set distributional=False"
+            )
         self.ring = transitions.spec_for(self.rollouts, config.replay_transitions, config.n_step)
 
     def _network(self, seen: tuple[Part, ...], n_actions: int) -> NetworkSpec:
@@ -284,8 +309,10 @@ class RainbowAlgorithm(Algorithm):
     def acting_params(self, params: Params) -> Params:
         return params
 
-    def action_scores(self, acting: Params, obs: Array) -> Array:
-        return q_values(self.config, outputs(self.config, self.network, acting, obs))
+    def action_scores(self, acting: Params, obs: Array | Inputs) -> Array:
+        inputs = networks.inputs(self.network, obs)
+        q = q_values(self.config, outputs(self.config, self.network, acting, inputs))
+        return policies.masked(q, inputs.mask)
 
     @property
     def perturbs(self) -> bool:
@@ -304,9 +331,11 @@ class RainbowAlgorithm(Algorithm):
 
     def behaviour(self, acting: Params, obs: Array, epsilon: Array) -> Array:
         """Epsilon-greedy."""
-        scores = self.action_scores(acting, obs)
-        best = jax.nn.one_hot(scores.argmax(axis=-1), scores.shape[-1])
-        return policies.mix_uniform(best, epsilon)
+        inputs = networks.inputs(self.network, obs)
+        scores = self.action_scores(acting, inputs)
+        factors = self.network.factors
+        best = policies.is_taken(policies.best(scores, factors), scores.shape[-1], factors).astype(jnp.float32)
+        return policies.mix_uniform(best, epsilon, inputs.mask, factors)
 
     # Learning ---------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from capo.envs.protocol import HostEnv, HostVector
 from capo.errors import CapoError
 from capo.neural.algorithms.base import Algorithm, TrainState
 from capo.neural.learners.protocol import MAX_EVALUATION_STEPS, Learner, seed_keys, to_device
-from capo.neural.parts import replay
+from capo.neural.parts import policies, replay
 from capo.neural.parts.iterations import ERA, Iteration, fold_in
 from capo.neural.parts.replay import Rollout
 
@@ -109,7 +109,7 @@ def _blank(spec: replay.ReplaySpec, n: int, xp: Any) -> Rollout:
     steps = (n, spec.length)
     return Rollout(
         obs=xp.zeros((n, spec.length + spec.successors, *spec.observation_shape), spec.observation_dtype),
-        action=xp.zeros(steps, np.int32),
+        action=xp.zeros((*steps, *spec.action_shape), np.int32),
         reward=xp.zeros(steps, np.float32),
         terminated=xp.zeros(steps, np.bool_),
         truncated=xp.zeros(steps, np.bool_),
@@ -251,8 +251,8 @@ class HostLearner(Learner):
         if self.algorithm.perturbs:
             acting = self.algorithm.perturb(acting, self.algorithm.noise(acting, jax.random.fold_in(key, 1), 1)[0])
         log_mu = self.algorithm.behaviour(acting, obs, epsilon)
-        action = jax.random.categorical(key, log_mu)
-        return action.astype(jnp.int32), jnp.take_along_axis(log_mu, action[:, None], axis=-1)[:, 0]
+        action = policies.sample(key, log_mu, self.network.factors)
+        return action.astype(jnp.int32), policies.taken(log_mu, action)
 
     def _learn_iteration(self, state: TrainState, rollouts: Rollout) -> tuple[TrainState, Metrics]:
         iteration = Iteration.of(state.iteration[0], state.era)

@@ -26,6 +26,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from capo.arrays import Array, Metrics, NDArray, PyTree
+from capo.envs.layout import MASK, Layout
+from capo.envs.masks import steppable
 from capo.errors import CapoError
 from capo.neural.algorithms.base import Algorithm, TrainState
 from capo.neural.learners.protocol import (
@@ -35,6 +37,7 @@ from capo.neural.learners.protocol import (
     seed_keys,
     to_device,
 )
+from capo.neural.parts import policies, replay
 from capo.neural.parts.iterations import ERA, Iteration
 from capo.neural.parts.networks import prepare
 from capo.neural.parts.replay import Rollout
@@ -52,6 +55,7 @@ class JittedLearner(Learner):
     def __init__(self, algorithm: Algorithm, env: Any, n_seeds: int, eval_env: Any = None) -> None:
         self.mesh = _seeds_mesh(n_seeds)
         super().__init__(algorithm, env, n_seeds, eval_env)
+        self._steppable, self._eval_steppable = steppable(self.env), steppable(self.eval_env)
         self._compiled: dict[int, Any] = {}  # by era
         self._evaluate = jax.jit(self._evaluate_on_devices, static_argnames=("episodes", "deterministic"))
 
@@ -93,7 +97,7 @@ class JittedLearner(Learner):
 
         def one(params: PyTree, key: Array) -> TrainState:
             state_key, reset_key = jax.random.split(key)
-            env_state, obs = jax.vmap(self.env.reset)(jax.random.split(reset_key, self.config.n_envs))
+            env_state, obs = jax.vmap(self._steppable.reset)(jax.random.split(reset_key, self.config.n_envs))
             return replace(self._init_seed(params, state_key), env_state=env_state, observation=obs)
 
         return jax.vmap(one)(params, keys)
@@ -179,11 +183,11 @@ class JittedLearner(Learner):
             gumbel, env_keys, noise = random
             now = algorithm.perturb(acting, noise) if algorithm.perturbs else acting
             log_mu = algorithm.behaviour(now, obs, epsilon)
-            action = (log_mu + gumbel).argmax(-1).astype(jnp.int32)  # a sample of mu
-            moved = _step_and_reset(self.env, env_keys, env_state, action)
+            action = policies.best(log_mu + gumbel, algorithm.network.factors).astype(jnp.int32)  # a sample of mu
+            moved = _step_and_reset(self._steppable, env_keys, env_state, action)
             returns, lengths = returns + moved.reward, jnp.minimum(lengths, _LONGEST - 1) + 1
             done = moved.terminated | moved.truncated
-            taken = jnp.take_along_axis(log_mu, action[:, None], axis=-1)[:, 0]
+            taken = policies.taken(log_mu, action)
             row = Rollout(obs, action, moved.reward, moved.terminated, moved.truncated, taken)
             ended = (done.sum(), jnp.where(done, returns, 0).sum(), jnp.where(done, lengths, 0).sum())
             carry = (moved.env_state, moved.obs, jnp.where(done, 0, returns), jnp.where(done, 0, lengths))
@@ -202,12 +206,7 @@ class JittedLearner(Learner):
         )
         episodes, total, steps = (x.sum().astype(jnp.float32) for x in ended)
         mean = {"episode_return": total / episodes, "episode_length": steps / episodes}  # nan without any
-        guards = {"rewards_finite": jnp.isfinite(rollouts.reward).all().astype(jnp.float32)}
-        layout = self.spec.layout
-        floats = [rollouts.obs] if layout is None else [part for _, part in layout.floats(rollouts.obs)]
-        if floats and jnp.issubdtype(floats[0].dtype, jnp.floating):
-            finite = jnp.stack([jnp.isfinite(part).all() for part in floats]).all()
-            guards["observations_finite"] = finite.astype(jnp.float32)
+        guards = _guards(self.spec.layout, self.spec.factors, rollouts)
         return state, rollouts, {"episodes": episodes} | guards | mean
 
     def _randomness(self, key: Array, acting: PyTree) -> tuple[Array, Array, Any]:
@@ -226,7 +225,7 @@ class JittedLearner(Learner):
     def check_evaluation(self, episodes: int) -> None:
         """See :class:`Learner`: every episode has an environment of its own, and all are stepped at once."""
         key = jax.random.PRNGKey(0)
-        shapes = jax.tree.leaves(jax.eval_shape(self.eval_env.reset, key))
+        shapes = jax.tree.leaves(jax.eval_shape(self._eval_steppable.reset, key))
         inside = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in shapes)
         # Two copies of the state, its random keys, and the activations of the largest layer.
         widest = max(math.prod(self.env.observation_shape), self.network.n_flat, self.config.width)
@@ -260,16 +259,17 @@ class JittedLearner(Learner):
             t, env_state, obs, returns, running = carry
             action_key, env_key = jax.random.split(jax.random.fold_in(key, t))
             scores = self.algorithm.action_scores(acting, obs)
-            action = scores.argmax(-1) if best else jax.random.categorical(action_key, scores)
+            factors = self.network.factors
+            action = policies.best(scores, factors) if best else policies.sample(action_key, scores, factors)
             env_keys = jax.random.split(env_key, episodes)
-            env_state, obs, reward, terminated, truncated = jax.vmap(self.eval_env.step)(
+            env_state, obs, reward, terminated, truncated = jax.vmap(self._eval_steppable.step)(
                 env_keys, env_state, action.astype(jnp.int32)
             )
             returns = returns + jnp.where(running, reward, 0.0)
             done = jnp.asarray(terminated, jnp.bool_) | jnp.asarray(truncated, jnp.bool_)
             return t + 1, env_state, obs, returns, running & ~done
 
-        env_state, obs = jax.vmap(self.eval_env.reset)(
+        env_state, obs = jax.vmap(self._eval_steppable.reset)(
             jax.random.split(jax.random.fold_in(key, MAX_EVALUATION_STEPS), episodes)
         )
         carry = (jnp.int32(0), env_state, obs, jnp.zeros(episodes), jnp.ones(episodes, jnp.bool_))
@@ -277,6 +277,22 @@ class JittedLearner(Learner):
         steps = partial(jax.lax.fori_loop, 0, EVALUATION_CHUNK, lambda _, c: step(c))
         carry = jax.lax.while_loop(lambda c: c[4].any() & (c[0] < MAX_EVALUATION_STEPS), steps, carry)
         return carry[3]
+
+
+def _guards(layout: Layout | None, factors: tuple[int, ...], rollouts: Rollout) -> Metrics:
+    """Whether what the environment gave is sound, 1 or 0 each: training stops on 0."""
+    sound = {"rewards_finite": jnp.isfinite(rollouts.reward).all()}
+    parts = {"": rollouts.obs} if layout is None else layout.unpack(rollouts.obs)
+    floats = [part for part in parts.values() if jnp.issubdtype(part.dtype, jnp.floating)]
+    if floats:
+        sound["observations_finite"] = jnp.stack([jnp.isfinite(part).all() for part in floats]).all()
+    if layout is not None and layout.masked:
+        some = policies.each_factor(lambda own: own.any(axis=-1, keepdims=True), factors, parts[MASK]).all(axis=-1)
+        length = rollouts.reward.shape[-1]
+        # After a terminated episode nothing is done any more, so nothing has to be allowed.
+        after = replay.at_successors(some, length) | rollouts.terminated
+        sound["masks_sound"] = some[:, :length].all() & after.all()
+    return {name: holds.astype(jnp.float32) for name, holds in sound.items()}
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from capo.arrays import Array, NDArray, PyTree
 from capo.envs.protocol import EnvSpec
 from capo.errors import CapoError
 from capo.neural.algorithms.base import Algorithm, TrainState
+from capo.neural.parts import policies
 from capo.neural.parts.networks import NetworkSpec, ShapesOnly
 from capo.neural.parts.replay import ReplaySpec
 from capo.reading import free_memory
@@ -139,19 +140,19 @@ class Learner(ABC):
         observations: Any,
         key: Array | None = None,
         deterministic: bool = False,
-        action_mask: Any = None,
+        action_masks: Any = None,
     ) -> NDArray:
-        """Actions (N,) for a batch of the environment's own observations (N, ...).
+        """Actions (N,), or coordinates (N, F), for a batch of the environment's own observations (N, ...).
 
         Args:
             params: from :meth:`policy_params`.
             observations: (N, ...) as the environment gives them.
             key: raw random key; not needed if deterministic.
             deterministic: take the most likely action instead of sampling.
-            action_mask: (N, A) or (A,), true where an action is allowed.
+            action_masks: (N, A) or (A,), true where an action is allowed; needed if the environment has masks.
 
         Raises:
-            CapoError: if observations or mask have another shape, or a mask allows nothing.
+            CapoError: if observations or masks have another shape, a mask allows nothing, or there is none.
         """
         obs = self.spec.encode(observations)
         if obs.shape[1:] != tuple(self.env.observation_shape):
@@ -163,9 +164,16 @@ class Learner(ABC):
             if not deterministic:
                 raise CapoError("act needs a key unless deterministic=True")
             key = jax.random.PRNGKey(0)
-        mask = check_mask(action_mask, len(obs), int(self.env.n_actions))
+        if self.spec.masked and action_masks is None:
+            raise CapoError(
+                f"{self.env.name!r} has action masks, and the policy was trained with them: give the mask of the "
+                "observation as action_masks= (all true to allow everything)"
+            )
+        mask = check_masks(action_masks, len(obs), int(self.env.n_actions))
         if not len(obs):
-            return np.zeros(0, np.int32)
+            return np.zeros((0, *self.replay.action_shape), np.int32)
+        if self.spec.masked:
+            obs = self.spec.with_masks(obs, mask)
         return np.asarray(self._act(params, obs, key, mask, deterministic=deterministic))
 
     def policy_function(self, params: PyTree) -> Callable[[Array, Array, Array], Array]:
@@ -311,23 +319,23 @@ def as_batch(env: EnvSpec, observation: Any) -> tuple[Any, bool]:
     return (array[None] if single else array), single
 
 
-def check_mask(action_mask: Any, batch: int, n_actions: int) -> NDArray:
-    """A mask of actions as booleans (batch, n_actions); everything is allowed if there is none.
+def check_masks(action_masks: Any, batch: int, n_actions: int) -> NDArray:
+    """Masks of actions as booleans (batch, n_actions); everything is allowed if there are none.
 
     Raises:
         CapoError: if it has another shape, or allows no action for some observation.
     """
-    if action_mask is None:
+    if action_masks is None:
         return np.ones((batch, n_actions), np.bool_)
     try:
-        mask = np.asarray(action_mask, bool)
+        mask = np.asarray(action_masks, bool)
     except ValueError:  # rows of different lengths
-        raise CapoError(f"action_mask has rows of different lengths; each must have {n_actions} entries") from None
+        raise CapoError(f"action_masks has rows of different lengths; each must have {n_actions}") from None
     if mask.shape not in ((n_actions,), (batch, n_actions)):
-        raise CapoError(f"action_mask has shape {mask.shape}; it must be {(n_actions,)} or {(batch, n_actions)}")
+        raise CapoError(f"action_masks has shape {mask.shape}; it must be {(n_actions,)} or {(batch, n_actions)}")
     mask = np.broadcast_to(mask, (batch, n_actions))
     if not mask.any(axis=1).all():
-        raise CapoError("action_mask allows no action at all for some observation")
+        raise CapoError("action_masks allows no action at all for some observation")
     return mask
 
 
@@ -359,9 +367,10 @@ def available_memory(n_devices: int = 1) -> int | None:
 
 def _act(algorithm: Algorithm, params: PyTree, obs: Array, key: Array, mask: Array, deterministic: bool) -> Array:
     scores = algorithm.action_scores(algorithm.acting_params(params), obs)
-    scores = jnp.where(mask, scores, -jnp.inf)
+    scores = policies.masked(scores, mask)
     best = deterministic or not algorithm.samples
-    return scores.argmax(-1) if best else jax.random.categorical(key, scores)
+    factors = algorithm.network.factors
+    return policies.best(scores, factors) if best else policies.sample(key, scores, factors)
 
 
 def _bytes(shapes: PyTree) -> int:

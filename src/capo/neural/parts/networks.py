@@ -28,6 +28,7 @@ from capo.envs.layout import Layout, Part
 from capo.neural.parts import encoders, layers
 from capo.neural.parts.encoders import Encoder
 from capo.neural.parts.layers import KERNEL, Layer, ShapesOnly, dense, hidden, shapes
+from capo.neural.parts.policies import masked
 
 __all__ = ["Inputs", "Layer", "NetworkSpec", "Params", "ShapesOnly", "dense", "shapes"]
 
@@ -53,6 +54,7 @@ class NetworkSpec:
     byte_high: int = 255  # the largest value of observations that are bytes
     layout: Layout | None = None  # if given, observations are rows of bytes packed by it
     encoders: tuple[Encoder, ...] = ()  # of the parts of the observation, if the kind is "parts"
+    factors: tuple[int, ...] = ()  # sizes of the factors of an action, adding up to n_actions; () if it has none
 
     @property
     def n_dense(self) -> int:
@@ -160,10 +162,12 @@ class Inputs(NamedTuple):
 
     # (..., n); for a small grid what layers.grid_windows gives; for several parts a tuple with one entry for each
     x: Array | tuple[Array, ...]
+    mask: Array | None = None  # (..., A) the actions allowed; None if all are, everywhere
 
     def steps(self, start: int, stop: int | None) -> Inputs:
         """The inputs of steps ``start`` to ``stop`` of rollouts (B, T, ...)."""
-        return Inputs(jax.tree.map(lambda leaf: leaf[:, start:stop], self.x))
+        cut: Inputs = jax.tree.map(lambda leaf: leaf[:, start:stop], self)
+        return cut
 
     @property
     def n_steps(self) -> int:
@@ -175,17 +179,19 @@ def inputs(spec: NetworkSpec, obs: Array | Inputs) -> Inputs:
     """Observations (..., *observation_shape) of any dtype, in the form that the first layers take."""
     if isinstance(obs, Inputs):
         return obs
+    mask = spec.layout.mask(obs) if spec.layout is not None and spec.layout.masked else None
     if spec.kind == "parts":
         values = {spec.encoders[0].part.name: obs} if spec.layout is None else spec.layout.unpack(obs)
-        return Inputs(tuple(encoders.inputs(spec, one, values[one.part.name]) for one in spec.encoders))
+        return Inputs(tuple(encoders.inputs(spec, one, values[one.part.name]) for one in spec.encoders), mask)
     if spec.layout is not None:
         (part,) = spec.layout.seen
-        plain: Array = spec.layout.unpack(obs)[part.name]
+        plain = spec.layout.unpack(obs)[part.name]
     else:
         plain = obs
     lead = plain.shape[: plain.ndim - len(spec.observation_shape)]
     x = layers.as_float(spec, plain, spec.byte_high)
-    return Inputs(layers.grid_windows(spec.observation_shape, x) if spec.kind == "conv" else x.reshape(*lead, -1))
+    x = layers.grid_windows(spec.observation_shape, x) if spec.kind == "conv" else x.reshape(*lead, -1)
+    return Inputs(x, mask)
 
 
 def prepare(spec: NetworkSpec, params: Params) -> Params:
@@ -214,13 +220,20 @@ def logits_and_q(spec: NetworkSpec, params: Params, obs: Array | Inputs) -> tupl
         obs: (..., *observation_shape) of any dtype, or what :func:`inputs` made of them.
 
     Returns:
-        logits (..., A), the outputs of the critic's head (usually Q (..., A)), and its features (..., width).
+        logits (..., A), masked; the outputs of the critic's head (usually Q (..., A)); its features (..., width).
     """
     actor, critic = select(params, "actor"), select(params, "critic")
     obs = inputs(spec, obs)
     features = body(spec, critic["body"], obs)
     policy_features = features if spec.shared_trunk else body(spec, actor["body"], obs)
-    return head(spec, actor["head"], policy_features), head(spec, critic["head"], features), features
+    logits = masked(head(spec, actor["head"], policy_features), obs.mask)
+    return logits, head(spec, critic["head"], features), features
+
+
+def policy_logits(spec: NetworkSpec, actor: Params, obs: Array | Inputs) -> Array:
+    """The logits (..., A) of an actor ``{"body", "head"}``, masked."""
+    obs = inputs(spec, obs)
+    return masked(outputs(spec, actor, obs), obs.mask)
 
 
 def outputs(spec: NetworkSpec, network: Params, obs: Array | Inputs) -> Array:

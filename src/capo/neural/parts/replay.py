@@ -28,7 +28,7 @@ class Rollout(NamedTuple):
     """
 
     obs: Array  # (N, T + S, *observation_shape), S = 1 or T
-    action: Array  # (N, T) int32
+    action: Array  # (N, T) int32; coordinates (N, T, F) if actions have factors
     reward: Array  # (N, T) float32
     terminated: Array  # (N, T) bool
     truncated: Array  # (N, T) bool
@@ -51,6 +51,7 @@ class ReplaySpec:
     successors: int  # rows of ``obs`` beyond ``length``: 1, or ``length`` where episodes may be truncated
     observation_shape: tuple[int, ...]
     observation_dtype: np.dtype[Any]
+    action_shape: tuple[int, ...] = ()  # (F,) if actions have factors
 
     @property
     def capacity(self) -> int:
@@ -78,6 +79,7 @@ def spec_for(
     length: int,
     capacity: int = 1,
     clear_every: int = 0,
+    n_factors: int = 0,
 ) -> ReplaySpec:
     """The replay for an environment.
 
@@ -89,6 +91,7 @@ def spec_for(
         length: T, steps of a rollout.
         capacity: rollouts to keep, rounded up to whole iterations.
         clear_every: empty the replay every so many iterations; 0 never does.
+        n_factors: of an action; 0 if it is a single number.
     """
     return ReplaySpec(
         n_envs,
@@ -98,6 +101,7 @@ def spec_for(
         length if truncates else 1,
         tuple(observation_shape),
         np.dtype(observation_dtype),
+        (n_factors,) if n_factors else (),
     )
 
 
@@ -109,7 +113,7 @@ def empty(spec: ReplaySpec) -> Rollout:
     dtype = np.uint8 if spec.packed else spec.observation_dtype
     return Rollout(
         obs=jnp.zeros((spec.capacity, spec.length + spec.successors, *row), dtype),
-        action=jnp.zeros(steps, jnp.int32),
+        action=jnp.zeros((*steps, *spec.action_shape), jnp.int32),
         reward=jnp.zeros(steps, jnp.float32),
         terminated=jnp.zeros(steps, jnp.bool_),
         truncated=jnp.zeros(steps, jnp.bool_),

@@ -27,7 +27,7 @@ class Transitions(NamedTuple):
 
     obs: Array  # (M, E, ...)
     final: Array  # (M, E, ...) what the step led to; (0,) if the environment never truncates
-    action: Array  # (M, E) int32
+    action: Array  # (M, E) int32; coordinates (M, E, F) if actions have factors
     reward: Array  # (M, E) float32
     terminated: Array  # (M, E) bool
     truncated: Array  # (M, E) bool
@@ -86,7 +86,7 @@ def empty(spec: RingSpec) -> Transitions:
     return Transitions(
         obs=jnp.zeros((*grid, *row.shape), row.dtype),
         final=jnp.zeros((*grid, *row.shape) if spec.truncates else (0,), row.dtype),
-        action=jnp.zeros(grid, jnp.int32),
+        action=jnp.zeros((*grid, *inside.action_shape), jnp.int32),
         reward=jnp.zeros(grid, jnp.float32),
         terminated=jnp.zeros(grid, jnp.bool_),
         truncated=jnp.zeros(grid, jnp.bool_),
