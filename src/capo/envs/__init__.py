@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable
 from typing import Any
 
+from capo.envs.failures import describe_error
 from capo.envs.gymnasium import GymEnv, is_gymnasium_object
 from capo.envs.ids import is_gymnasium_id, prepare_named_in_file, registry
 from capo.envs.minatar.games import NAMES, MinAtar
@@ -23,8 +25,8 @@ def make(env: Any) -> Env:
     """An environment that a learner can run.
 
     Args:
-        env: a name (``minatar-breakout``, a Gymnasium id), a ``gymnasium.Env``, a Gymnasium vector
-            environment, or an object of the jitted protocol.
+        env: a name (``minatar-breakout``, a Gymnasium id), a ``gymnasium.Env``, a vector environment of Gymnasium
+            or Stable-Baselines3, an object of the jitted protocol, or a function that makes one of these objects.
 
     Returns:
         A :class:`JittedEnv` (an object of the protocol is returned as it is) or a :class:`HostEnv`.
@@ -35,9 +37,33 @@ def make(env: Any) -> Env:
         return env
     if is_gymnasium_object(env):
         return GymEnv(env)
+    if is_factory(env):
+        return _from_factory(env)
     check_jitted(env)
     jitted: JittedEnv = env
     return jitted
+
+
+def is_factory(env: Any) -> bool:
+    """Whether ``env`` is a function (or a class) that makes an environment, rather than one itself."""
+    return callable(env) and (isinstance(env, type) or not hasattr(env, "step"))
+
+
+def _from_factory(factory: Callable[[], Any]) -> Env:
+    """What a user's function makes; one of Gymnasium's is made anew whenever it is needed."""
+    name = getattr(factory, "__name__", type(factory).__name__)
+    try:
+        first = factory()
+    except Exception as error:
+        raise CapoError(
+            f"the function {name} that was given as the environment raised {describe_error(error)}; it is called "
+            "without arguments and must return an environment"
+        ) from error
+    if not is_gymnasium_object(first):
+        if is_factory(first) or isinstance(first, str) or first is None:
+            raise CapoError(f"the function {name} returned {first!r}; it must return an environment")
+        return make(first)
+    return GymEnv(factory, first)
 
 
 def _by_name(name: str) -> Env:

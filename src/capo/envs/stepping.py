@@ -40,7 +40,7 @@ class SeparateCopies:
     def reset(self, seed: int) -> NDArray:
         with environment_call("reset"):
             obs = np.stack([np.array(env.reset(seed=seed + i)[0]) for i, env in enumerate(self._envs)])
-            return _checked_observations("reset", self._encode(obs))
+            return checked_observations("reset", self._encode(obs))
 
     def step(self, action: NDArray) -> HostStep:
         successors, observations = [], []
@@ -55,14 +55,14 @@ class SeparateCopies:
                         obs = env.reset()[0]
                 observations.append(np.array(obs))
             successor, obs = self._encode(np.stack(successors)), self._encode(np.stack(observations))
-        return _checked_step(
+        return checked_step(
             HostStep(obs, successor, reward, terminated, truncated & ~terminated, np.ones(self.n, np.bool_))
         )
 
     def restart(self, who: NDArray) -> NDArray:
         with environment_call("reset"):
             obs = np.stack([np.array(self._envs[i].reset()[0]) for i in np.flatnonzero(who)])
-            return _checked_observations("reset", self._encode(obs))
+            return checked_observations("reset", self._encode(obs))
 
     def close(self) -> None:
         for env in self._envs if self._owned else []:
@@ -71,10 +71,19 @@ class SeparateCopies:
 
 
 class UserVector:
-    """A :class:`HostVector` around a vector environment that the user made, in any autoreset mode."""
+    """A :class:`HostVector` around a vector environment that the user made, in any autoreset mode.
 
-    def __init__(self, vector: Any, encode: Callable[[NDArray], NDArray], first_action: int) -> None:
-        self._vector, self._encode, self._first_action = vector, encode, first_action
+    Args:
+        vector: of Gymnasium.
+        encode: observations (N, *raw_shape) -> (N, *observation_shape).
+        first_action: the environment's own number of action 0.
+        owned: whether it was made for this, by the user's function, and is closed with it.
+    """
+
+    def __init__(
+        self, vector: Any, encode: Callable[[NDArray], NDArray], first_action: int, owned: bool = False
+    ) -> None:
+        self._vector, self._encode, self._first_action, self._owned = vector, encode, first_action, owned
         self.n = int(vector.num_envs)
         mode = (vector.metadata or {}).get("autoreset_mode", "NextStep")
         self._mode = str(getattr(mode, "value", mode))  # an enum in Gymnasium 1.1 and later
@@ -86,11 +95,11 @@ class UserVector:
     def reset(self, seed: int) -> NDArray:
         self._only_resets[:] = False
         with environment_call("reset"):
-            return _checked_observations("reset", self._encode(self._vector.reset(seed=seed)[0]))
+            return checked_observations("reset", self._encode(self._vector.reset(seed=seed)[0]))
 
     def step(self, action: NDArray) -> HostStep:
         with environment_call("step"):
-            return _checked_step(self._step(action))
+            return checked_step(self._step(action))
 
     def _step(self, action: NDArray) -> HostStep:
         obs, reward, terminated, truncated, info = self._vector.step(action + self._first_action)
@@ -117,21 +126,24 @@ class UserVector:
             return self._encode(self._vector.reset(options={"reset_mask": who})[0])[who]
 
     def close(self) -> None:
-        """Nothing: the user made the vector, and closes it."""
+        """Close it, unless the user gave the vector itself, and closes it."""
+        if self._owned:
+            with contextlib.suppress(Exception):  # one that failed may fail again here, and is not needed any more
+                self._vector.close()
 
 
-def _checked_step(moved: HostStep) -> HostStep:
+def checked_step(moved: HostStep) -> HostStep:
     """The step itself, if its rewards and observations are finite."""
     wrong = moved.reward[moved.valid & ~np.isfinite(moved.reward)]
     if wrong.size:
         raise EnvironmentFailed(f"its step returned the reward {wrong[0]:g}, which is not a finite number")
-    _checked_observations("step", moved.successor)
+    checked_observations("step", moved.successor)
     if moved.obs is not moved.successor:
-        _checked_observations("reset", moved.obs)
+        checked_observations("reset", moved.obs)
     return moved
 
 
-def _checked_observations(method: str, obs: NDArray) -> NDArray:
+def checked_observations(method: str, obs: NDArray) -> NDArray:
     """The observations themselves, if they are finite."""
     wrong = obs[~np.isfinite(obs)] if obs.dtype.kind == "f" else obs[:0]
     if wrong.size:

@@ -108,6 +108,9 @@ class JittedLearner(Learner):
     def compile(self, era: int = 0) -> float:
         if era not in self._compiled:
             begin = time.perf_counter()
+            if self.behaviour is not None:  # what it returns is checked here, on real observations
+                keys = jax.random.split(jax.random.PRNGKey(0), self.config.n_envs)
+                self.behaviour.on_host(np.asarray(jax.vmap(self.env.reset)(keys)[1]))
             shapes = replace(self.shapes(range(self.n_seeds)), era=era)
             if self.mesh is not None:
                 shapes = jax.tree.map(partial(_placed, sharding=NamedSharding(self.mesh, _SEEDS)), shapes)
@@ -179,6 +182,9 @@ class JittedLearner(Learner):
             gumbel, env_keys, noise = random
             now = algorithm.perturb(acting, noise) if algorithm.perturbs else acting
             log_mu = algorithm.behaviour(now, obs, epsilon)
+            if self.behaviour is not None:
+                coin_key = jax.random.fold_in(env_keys[0, 0], 1)
+                log_mu = self.behaviour.mix(log_mu, self.behaviour.traced(obs), coin_key)
             action = (log_mu + gumbel).argmax(-1).astype(jnp.int32)  # a sample of mu
             moved = _step_and_reset(self.env, env_keys, env_state, action)
             returns, lengths = returns + moved.reward, jnp.minimum(lengths, _LONGEST - 1) + 1

@@ -21,6 +21,7 @@ from capo.arrays import Array, NDArray, PyTree
 from capo.envs.protocol import EnvSpec
 from capo.errors import CapoError
 from capo.neural.algorithms.base import Algorithm, TrainState
+from capo.neural.learners.behaviours import Behaviour
 from capo.neural.parts.networks import NetworkSpec, ShapesOnly
 from capo.neural.parts.replay import ReplaySpec
 from capo.reading import free_memory
@@ -40,10 +41,13 @@ class Learner(ABC):
     Attributes:
         frames_per_iteration: environment steps of one iteration of one seed.
         compile_seconds: what compiling took; None before it is done.
+        behaviour: who acts during training; the agent's own policy if None.
 
     Raises:
         CapoError: if the networks or the replay do not fit into memory. Nothing large is allocated here.
     """
+
+    behaviour: Behaviour | None = None
 
     def __init__(self, algorithm: Algorithm, env: Any, n_seeds: int, eval_env: Any = None) -> None:
         if n_seeds < 1:
@@ -56,6 +60,7 @@ class Learner(ABC):
         self.compile_seconds: float | None = None
         self._check_memory()
         self._act = jax.jit(partial(_act, algorithm), static_argnames="deterministic")
+        self._policy = jax.jit(partial(_policy, algorithm))
 
     # What a training calls --------------------------------------------------------------------------------
 
@@ -167,6 +172,16 @@ class Learner(ABC):
         if not len(obs):
             return np.zeros(0, np.int32)
         return np.asarray(self._act(params, obs, key, mask, deterministic=deterministic))
+
+    def policy(self, params: PyTree, observations: NDArray, action_mask: Any = None) -> tuple[NDArray, NDArray]:
+        """Probabilities (N, A) of the actions and values (N,) of a batch; see :meth:`act` for the arguments."""
+        obs = self.spec.encode(np.asarray(observations))
+        n_actions = int(self.env.n_actions)
+        mask = check_mask(action_mask, len(obs), n_actions)
+        if not len(obs):
+            return np.zeros((0, n_actions), np.float32), np.zeros(0, np.float32)
+        probabilities, values = self._policy(params, obs, mask)
+        return np.asarray(probabilities), np.asarray(values)
 
     # What a run says about itself -------------------------------------------------------------------------
 
@@ -346,6 +361,11 @@ def _act(algorithm: Algorithm, params: PyTree, obs: Array, key: Array, mask: Arr
     scores = jnp.where(mask, scores, -jnp.inf)
     best = deterministic or not algorithm.samples
     return scores.argmax(-1) if best else jax.random.categorical(key, scores)
+
+
+def _policy(algorithm: Algorithm, params: PyTree, obs: Array, mask: Array) -> tuple[Array, Array]:
+    pi = algorithm.probabilities(params, obs, mask)
+    return pi, algorithm.state_values(params, obs, pi)
 
 
 def _bytes(shapes: PyTree) -> int:

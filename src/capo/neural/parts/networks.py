@@ -27,6 +27,7 @@ from numpy.typing import DTypeLike
 from capo.arrays import Array, PyTree
 from capo.errors import CapoError
 from capo.neural.parts.layer_norm import kernels_run_here, normalise
+from capo.neural.parts.own_network import OwnNetwork
 
 Params: TypeAlias = PyTree
 """Nested dicts and lists of layers: one network or several."""
@@ -42,7 +43,7 @@ MAX_BANDED_WIDTH = 16
 class NetworkSpec:
     """What the networks look like; decides the parameter tree."""
 
-    kind: Literal["mlp", "conv"]
+    kind: Literal["mlp", "conv", "own"]
     observation_shape: tuple[int, ...]
     n_actions: int
     width: int
@@ -54,22 +55,27 @@ class NetworkSpec:
     critic_outputs: int | None = None  # numbers that the critic's head gives; one per action if None
     dense_layers: int | None = None  # if None: one after a convolution, two without one
     byte_high: int = 255  # the largest value of observations that are bytes
+    own: OwnNetwork | None = None  # the body that the user brought, if the kind is "own"
 
     @property
     def n_dense(self) -> int:
         """Dense layers of a body."""
+        if self.own is not None:
+            return 0
         return self.dense_layers if self.dense_layers is not None else 1 if self.kind == "conv" else 2
 
     @property
     def n_features(self) -> int:
         """Numbers that a body gives to the heads."""
+        if self.own is not None:
+            return self.own.n_features
         return self.width if self.n_dense else self.n_flat
 
     @property
     def n_flat(self) -> int:
         """Numbers that go into the first dense layer."""
         shape = self.observation_shape
-        if self.kind == "mlp":
+        if self.kind != "conv":
             return math.prod(shape)
         return (shape[0] - KERNEL + 1) * (shape[1] - KERNEL + 1) * self.conv_features
 
@@ -163,6 +169,8 @@ def inputs(spec: NetworkSpec, obs: Array | Inputs) -> Inputs:
         return obs
     lead = obs.shape[: obs.ndim - len(spec.observation_shape)]
     x = _as_float(obs, spec)
+    if spec.own is not None:
+        return Inputs(x)
     return Inputs(_windows(spec, x) if spec.kind == "conv" else x.reshape(*lead, -1))
 
 
@@ -170,6 +178,8 @@ def prepare(spec: NetworkSpec, params: Params) -> Params:
     """The networks with their kernels in the form that products take: for loops in which they do not change."""
 
     def prepared(node: PyTree) -> PyTree:
+        if "own" in node:
+            return node
         if "conv" in node:
             return node | {
                 "conv": _wide(spec, node["conv"]),
@@ -178,7 +188,7 @@ def prepare(spec: NetworkSpec, params: Params) -> Params:
         return node | {"kernel": node["kernel"].astype(spec.precision)}
 
     def layer_or_convolving_body(node: PyTree) -> bool:
-        return isinstance(node, dict) and ("kernel" in node or "conv" in node)
+        return isinstance(node, dict) and ("kernel" in node or "conv" in node or "own" in node)
 
     made: Params = jax.tree.map(prepared, params, is_leaf=layer_or_convolving_body)
     return made
@@ -214,6 +224,8 @@ def head(spec: NetworkSpec, layer: Layer, features: Array) -> Array:
 def body(spec: NetworkSpec, layers: Params, obs: Array | Inputs) -> Array:
     """Observations (..., *observation_shape) to features (..., width)."""
     x = inputs(spec, obs).x
+    if spec.own is not None:
+        return spec.own.apply(layers["own"], x)
     if spec.kind == "conv":
         x = _convolve(spec, layers["conv"], x)
     for layer in layers["dense"]:
@@ -285,7 +297,9 @@ def _product(spec: NetworkSpec, kernel: Array, x: Array, result: type[np.generic
 
 
 def init_body(spec: NetworkSpec, rng: np.random.Generator) -> Params:
-    """Orthogonal layers of one body."""
+    """Orthogonal layers of one body, or what the user's network starts with."""
+    if spec.own is not None:
+        return {"own": spec.own.shapes() if isinstance(rng, ShapesOnly) else spec.own.init(rng), "dense": []}
     layers: Params = {}
     if spec.kind == "conv":
         layers["conv"] = _hidden(spec, rng, KERNEL * KERNEL * spec.observation_shape[2], spec.conv_features)
