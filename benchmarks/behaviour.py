@@ -38,8 +38,8 @@ EPISODES = 100
 POINTS = 10  # evaluations during a training
 # Frames of the trainings and of the mediocre behaviour, and the presets of NCAPO and PPO.
 TASKS: dict[str, dict[str, Any]] = {
-    "CartPole-v1": {"frames": 50_000, "behaviour_frames": 12_000, "ncapo": "default", "ppo": "default"},
-    "minatar-breakout": {"frames": 500_000, "behaviour_frames": 200_000, "ncapo": "cpu", "ppo": "default"},
+    "CartPole-v1": {"frames": 30_000, "behaviour_frames": 12_000, "ncapo": "default", "ppo": "default"},
+    "minatar-breakout": {"frames": 300_000, "behaviour_frames": 100_000, "ncapo": "cpu", "ppo": "default"},
 }
 ARMS = {
     "random": "NCAPO from random actions",

@@ -232,7 +232,7 @@ class JittedLearner(Learner):
         shapes = jax.tree.leaves(jax.eval_shape(self.eval_env.reset, key))
         inside = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in shapes)
         # Two copies of the state, its random keys, and the activations of the largest layer.
-        widest = max(math.prod(self.env.observation_shape), self.network.n_flat, self.config.width)
+        widest = max(math.prod(self.env.observation_shape), self.network.n_flat, self.network.n_features)
         each = self.n_seeds * (2 * inside + 32 + 4 * widest)
         free = available_memory(self.n_devices)
         if free is not None and episodes * each > 0.8 * free:

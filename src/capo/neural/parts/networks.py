@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
@@ -51,17 +52,20 @@ class NetworkSpec:
     layer_norm: bool
     shared_trunk: bool
     precision: Literal["float32", "bfloat16"] = "float32"
-    activation: Literal["relu", "tanh"] = "relu"
+    activation: Literal["relu", "tanh", "silu"] = "relu"
     critic_outputs: int | None = None  # numbers that the critic's head gives; one per action if None
     dense_layers: int | None = None  # if None: one after a convolution, two without one
     byte_high: int = 255  # the largest value of observations that are bytes
     own: OwnNetwork | None = None  # the body that the user brought, if the kind is "own"
+    widths: tuple[int, ...] = ()  # units of each dense layer; empty: ``width`` units in ``n_dense`` layers
 
     @property
     def n_dense(self) -> int:
         """Dense layers of a body."""
         if self.own is not None:
             return 0
+        if self.widths:
+            return len(self.widths)
         return self.dense_layers if self.dense_layers is not None else 1 if self.kind == "conv" else 2
 
     @property
@@ -69,7 +73,12 @@ class NetworkSpec:
         """Numbers that a body gives to the heads."""
         if self.own is not None:
             return self.own.n_features
-        return self.width if self.n_dense else self.n_flat
+        return self.dense_widths[-1] if self.n_dense else self.n_flat
+
+    @property
+    def dense_widths(self) -> tuple[int, ...]:
+        """Units of each dense layer of a body."""
+        return self.widths or (self.width,) * self.n_dense
 
     @property
     def n_flat(self) -> int:
@@ -81,12 +90,16 @@ class NetworkSpec:
 
 
 class NetworkSettings(Protocol):
-    """The settings that decide what the networks look like; ``shared_trunk`` and ``activation`` are optional."""
+    """The settings that decide what the networks look like; ``shared_trunk`` is optional."""
 
     @property
     def network(self) -> Literal["auto", "mlp", "conv"]: ...
     @property
     def width(self) -> int: ...
+    @property
+    def widths(self) -> str: ...
+    @property
+    def activation(self) -> Literal["relu", "tanh", "silu"]: ...
     @property
     def conv_features(self) -> int: ...
     @property
@@ -110,7 +123,8 @@ def spec_for(config: NetworkSettings, observation_shape: tuple[int, ...], n_acti
         config.conv_features,
         config.layer_norm,
         getattr(config, "shared_trunk", True),
-        activation=getattr(config, "activation", "relu"),
+        activation=config.activation,
+        widths=tuple(int(size) for size in config.widths.split(",")) if config.widths else (),
     )
 
 
@@ -285,9 +299,12 @@ def _activate(spec: NetworkSpec, layer: Layer, product: Array) -> Array:
     relu = spec.activation == "relu"
     if "scale" in layer:
         x = normalise(product, layer["bias"], layer["scale"], layer["shift"], relu, kernels_run_here())
-        return x if relu else jnp.tanh(x.astype(jnp.float32)).astype(product.dtype)
+        return x if relu else _ACTIVATIONS[spec.activation](x.astype(jnp.float32)).astype(product.dtype)
     x = product.astype(jnp.float32) + layer["bias"]
-    return (jax.nn.relu(x) if relu else jnp.tanh(x)).astype(product.dtype)
+    return _ACTIVATIONS[spec.activation](x).astype(product.dtype)
+
+
+_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"relu": jax.nn.relu, "tanh": jnp.tanh, "silu": jax.nn.silu}
 
 
 def _product(spec: NetworkSpec, kernel: Array, x: Array, result: type[np.generic] | None = None) -> Array:
@@ -303,7 +320,7 @@ def init_body(spec: NetworkSpec, rng: np.random.Generator) -> Params:
     layers: Params = {}
     if spec.kind == "conv":
         layers["conv"] = _hidden(spec, rng, KERNEL * KERNEL * spec.observation_shape[2], spec.conv_features)
-    sizes = [spec.n_flat, *(spec.width,) * spec.n_dense]
+    sizes = [spec.n_flat, *spec.dense_widths]
     layers["dense"] = [_hidden(spec, rng, n_in, n_out) for n_in, n_out in itertools.pairwise(sizes)]
     return layers
 

@@ -111,4 +111,6 @@ class Graph:
         if "scale" in layer:
             scale, shift = self.constant(layer["scale"]), self.constant(layer["shift"])
             x = self.node("LayerNormalization", x, scale, shift, axis=-1, epsilon=EPSILON)
+        if spec.activation == "silu":
+            return self.node("Mul", x, self.node("Sigmoid", x))
         return self.node({"relu": "Relu", "tanh": "Tanh"}[spec.activation], x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -41,14 +42,7 @@ class OwnNetwork:
             )
         self._given, self._shape = given, observation_shape
         key, observation = jax.random.PRNGKey(0), jnp.zeros(observation_shape)
-        try:
-            self._shapes = jax.eval_shape(given.init, key, observation)
-            features = jax.eval_shape(given.apply, self._shapes, observation)
-        except Exception as error:
-            raise CapoError(
-                f"network {self.name} on an observation of shape {observation_shape} raised "
-                f"{describe_error(error)}; {_CONTRACT}"
-            ) from error
+        self._shapes = self._traced(given.init, key, observation)
         wrong = [
             jax.tree_util.keystr(path)
             for path, leaf in jax.tree_util.tree_leaves_with_path(self._shapes)
@@ -56,6 +50,7 @@ class OwnNetwork:
         ]
         if wrong:
             raise CapoError(f"network {self.name}: init must return float32 arrays only; {wrong[0]} is none")
+        features = self._traced(given.apply, self._shapes, observation)
         if not isinstance(features, jax.ShapeDtypeStruct) or features.ndim != 1 or not features.size:
             shown = getattr(features, "shape", type(features).__name__)
             raise CapoError(
@@ -63,14 +58,24 @@ class OwnNetwork:
             )
         self.n_features = int(features.size)
 
+    def _traced(self, method: Callable[..., Any], *arguments: Any) -> PyTree:
+        """The shapes that a method returns."""
+        try:
+            return jax.eval_shape(method, *arguments)
+        except Exception as error:
+            raise CapoError(
+                f"network {self.name} on an observation of shape {self._shape} raised {describe_error(error)}; "
+                f"{_CONTRACT}"
+            ) from error
+
     def shapes(self) -> PyTree:
         """The shapes of its parameters."""
         return self._shapes
 
     def init(self, rng: np.random.Generator) -> PyTree:
-        """New parameters, as numpy arrays."""
+        """New parameters."""
         key = jax.random.PRNGKey(int(rng.integers(2**31)))
-        return jax.tree.map(np.asarray, self._given.init(key, jnp.zeros(self._shape)))
+        return self._given.init(key, jnp.zeros(self._shape))
 
     def apply(self, params: PyTree, x: Array) -> Array:
         """Features (..., n_features) of observations (..., *observation_shape), float32."""
