@@ -8,7 +8,7 @@ JOBS ?= 2
 .venv/.installed: pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet -e '.[gym,minatar,report,tune,dev]'
+	$(BIN)/pip install --quiet -e '.[gym,minatar,report,tune,onnx,dev]'
 	touch $@
 
 .venv/.docs: .venv/.installed

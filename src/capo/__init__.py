@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from capo.neural.algorithms.ppo import PPO
     from capo.neural.algorithms.rainbow import Rainbow
     from capo.neural.algorithms.registry import load
+    from capo.neural.learners.behaviours import Mixture
     from capo.sweeps.sweep import sweep
     from capo.sweeps.tuning import tune
     from capo.tabular import baselines, mdps, theory
@@ -28,6 +29,7 @@ __all__ = [
     "PPO",
     "CapoError",
     "CapoWarning",
+    "Mixture",
     "OffPAC",
     "Rainbow",
     "Result",
@@ -47,6 +49,7 @@ __all__ = [
 
 _PARTS = {
     "MDP": "tabular.mdp",
+    "Mixture": "neural.learners.behaviours",
     "Result": "tabular.solver",
     "StepSize": "update",
     "prove": "tabular.proof",
@@ -82,4 +85,4 @@ def _find(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)

@@ -1,15 +1,17 @@
-"""How far a long computation is: a live line on a terminal, a plain line every so often in a log file.
+"""How far a long computation is: a live line on a terminal, a bar in a notebook, a line every so often in a log.
 
-Everything goes to standard error, so that results can be piped.
+Everything but a notebook's bar goes to standard error, so that results can be piped.
 """
 
 from __future__ import annotations
 
 import contextlib
+import html
 import math
 import sys
 import time
-from typing import TYPE_CHECKING, TextIO
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -95,6 +97,43 @@ class Live(Ticker):
         self._progress.stop()
 
 
+class Notebook(Ticker):
+    """For Jupyter: a bar that is redrawn in place, with the messages above it.
+
+    Args:
+        display: IPython's function of that name.
+        make_html: makes what it displays from HTML.
+        final: whether the bar stays at the end.
+    """
+
+    def __init__(self, display: Callable[..., Any], make_html: Callable[[str], Any], final: bool = False) -> None:
+        self._make_html, self._final = make_html, final
+        self._messages: list[str] = []
+        self._line = "starting"
+        self._share: float | None = None
+        self._handle = display(self._drawn(), display_id=True)
+
+    def message(self, text: str) -> None:
+        self._messages.append(text)
+        self._handle.update(self._drawn())
+
+    def show(self, text: str, share: float | None = None) -> None:
+        self._line, self._share = text, share
+        self._handle.update(self._drawn())
+
+    def close(self) -> None:
+        if not self._final:
+            self._line, self._share = "", None
+            self._handle.update(self._drawn())
+
+    def _drawn(self) -> Any:
+        said = html.escape("\n".join(self._messages))
+        bar = "" if self._share is None else f'<progress value="{self._share:.4f}" max="1"></progress> '
+        done = "" if self._share is None else f"{math.floor(100 * self._share)}%  "
+        line = f"{bar}<code>{html.escape(done + self._line)}</code>" if self._line else ""
+        return self._make_html((f"<pre>{said}</pre>" if said else "") + line)
+
+
 def show_progress(enabled: bool, stream: TextIO | None = None, final: bool = False) -> Ticker:
     """The kind of progress that suits where it is shown.
 
@@ -106,6 +145,10 @@ def show_progress(enabled: bool, stream: TextIO | None = None, final: bool = Fal
     if not enabled:
         return Ticker()
     stream = sys.stderr if stream is None else stream
+    if type(stream).__module__.startswith("ipykernel."):  # a notebook's
+        from IPython.display import HTML, display
+
+        return Notebook(display, HTML, final)
     if not stream.isatty():
         return Lines(stream, final=final)
     from rich.console import Console

@@ -90,13 +90,36 @@ class AfterTraining:
             print(text, flush=True)
 
 
-def finish(agent: Agent, frames: int, horizon: int | None = None) -> int:
+def add_log(option: Any) -> None:
+    """The option --log."""
+    more = "also log to Weights & Biases (needs the extra wandb; WANDB_MODE=offline keeps it on this machine)"
+    option("--log", choices=["wandb"], help=more)
+
+
+@contextlib.contextmanager
+def logging_to(where: str | None, agent: Agent) -> Iterator[Any]:
+    """The callback that --log asks for, closed at the end."""
+    if where is None:
+        yield None
+        return
+    from capo.runs.wandb_log import WandbCallback
+
+    callback = WandbCallback()
+    callback.prepare(agent)
+    try:
+        yield callback
+    finally:
+        callback.close()
+
+
+def finish(agent: Agent, frames: int, horizon: int | None = None, callback: Any = None) -> int:
     """Train to the end of the run, evaluate, draw the curve and print where everything is.
 
     Args:
         agent: with a folder.
         frames: how many are left.
         horizon: frames that the schedules are spread over, if that changes.
+        callback: for ``learn``.
 
     Returns:
         0; 1 if the training is complete but something after it failed; 128 + the signal that stopped the run.
@@ -106,7 +129,7 @@ def finish(agent: Agent, frames: int, horizon: int | None = None) -> int:
     after = AfterTraining()
     if frames > 0:
         try:
-            agent.learn(frames, progress_bar=True, horizon=horizon)
+            agent.learn(frames, progress_bar=True, horizon=horizon, callback=callback)
         except Interrupted as stopped:
             name = signal.Signals(stopped.signum).name
             print(

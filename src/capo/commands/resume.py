@@ -9,7 +9,15 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from capo.commands.common import Subparsers, add_allow_import, add_command, finish, positive_integer
+from capo.commands.common import (
+    Subparsers,
+    add_allow_import,
+    add_command,
+    add_log,
+    finish,
+    logging_to,
+    positive_integer,
+)
 from capo.errors import CapoError
 from capo.provenance import provenance
 
@@ -46,6 +54,7 @@ def add_parser(subparsers: Subparsers) -> None:
     option("--frames", type=positive_integer, metavar="N", help=longer)
     different = "continue a run of a version of capo whose results differ from this one's"
     option("--anyway", action="store_true", help=different)
+    add_log(option)
     add_allow_import(option)
 
 
@@ -85,7 +94,9 @@ def _continue(agent: Agent, arguments: argparse.Namespace, config: Mapping[str, 
     print(f"capo: {where}", file=sys.stderr, flush=True)
     for note in differences(agent, config) if left else ():
         print(f"capo: note: {note}", file=sys.stderr, flush=True)
-    return finish(agent, left, horizon=None if left == agent.frames_left else total)
+    horizon = None if left == agent.frames_left else total
+    with logging_to(arguments.log, agent) as callback:
+        return finish(agent, left, horizon, callback)
 
 
 def differences(agent: Agent, config: Mapping[str, Any]) -> Iterator[str]:

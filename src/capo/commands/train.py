@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from capo.commands.common import Subparsers, add_command, finish, positive_integer
+from capo.commands.common import Subparsers, add_command, add_log, finish, logging_to, positive_integer
 from capo.errors import CapoError, unknown_name
 
 FRAMES = 1_000_000  # by default, on environments inside jax
@@ -65,6 +65,7 @@ def add_parser(subparsers: Subparsers) -> None:
     option("--eval-episodes", type=int, default=100, metavar="N", help=episodes)
     during = "also evaluate during training, every N frames (default: only at the end)"
     option("--eval-every", type=number, metavar="N", help=during)
+    add_log(option)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -97,7 +98,9 @@ def run(arguments: argparse.Namespace) -> int:
         agent.check_episodes(arguments.eval_episodes)  # now, not after the training
     agent.extra["eval_episodes"] = arguments.eval_episodes  # so that a resumed run ends in the same way
     print(f"capo: training {arguments.algo} on {arguments.env} in {agent.out}", file=sys.stderr, flush=True)
-    return finish(agent, arguments.frames or (FRAMES if is_jitted(agent.env) else FRAMES_HOST))
+    frames = arguments.frames or (FRAMES if is_jitted(agent.env) else FRAMES_HOST)
+    with logging_to(arguments.log, agent) as callback:
+        return finish(agent, frames, callback=callback)
 
 
 def check_settings(settings: Mapping[str, Any], allowed: Sequence[str]) -> None:

@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable
 from typing import Any
 
 from capo.envs import suites
+from capo.envs.failures import describe_error
 from capo.envs.gymnasium import GymEnv, is_gymnasium_object
 from capo.envs.ids import check_consent, is_gymnasium_id, prepare_named_in_file, registry
 from capo.envs.minatar.games import NAMES, MinAtar
@@ -35,8 +37,9 @@ def make(env: Any) -> Env:
     """An environment that a learner can run.
 
     Args:
-        env: a name (``minatar-breakout``, ``gymnax:CartPole-v1``, a Gymnasium id), a ``gymnasium.Env``, a
-            Gymnasium vector environment, an environment of a suite, or an object of the jitted protocol.
+        env: a name (``minatar-breakout``, ``gymnax:CartPole-v1``, a Gymnasium id), a ``gymnasium.Env``, a vector
+            environment of Gymnasium or Stable-Baselines3, an environment of a suite, an object of the jitted
+            protocol, or a function that makes one of these objects.
 
     Returns:
         A :class:`JittedEnv` (an object of the protocol is returned as it is) or a :class:`HostEnv`.
@@ -49,6 +52,8 @@ def make(env: Any) -> Env:
         return GymEnv(env)
     if suites.suite_of_object(env) and not hasattr(env, "observation_dtype"):  # else it has the protocol, too
         return suites.adapt(env)
+    if is_factory(env):
+        return _from_factory(env)
     check_jitted(env)
     jitted: JittedEnv = env
     return jitted
@@ -57,6 +62,28 @@ def make(env: Any) -> Env:
 def is_jitted_name(name: str) -> bool:
     """Whether the environment of this name runs inside jax; nothing is made or imported to find out."""
     return name in NAMES or name in PROBES or suites.suite_of_name(name) is not None
+
+
+def is_factory(env: Any) -> bool:
+    """Whether ``env`` is a function (or a class) that makes an environment, rather than one itself."""
+    return callable(env) and (isinstance(env, type) or not hasattr(env, "step"))
+
+
+def _from_factory(factory: Callable[[], Any]) -> Env:
+    """What a user's function makes; one of Gymnasium's is made anew whenever it is needed."""
+    name = getattr(factory, "__name__", type(factory).__name__)
+    try:
+        first = factory()
+    except Exception as error:
+        raise CapoError(
+            f"the function {name} that was given as the environment raised {describe_error(error)}; it is called "
+            "without arguments and must return an environment"
+        ) from error
+    if not is_gymnasium_object(first):
+        if is_factory(first) or isinstance(first, str) or first is None:
+            raise CapoError(f"the function {name} returned {first!r}; it must return an environment")
+        return make(first)
+    return GymEnv(factory, first)
 
 
 def _by_name(name: str) -> Env:

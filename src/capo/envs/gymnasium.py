@@ -13,6 +13,7 @@ from capo.envs.failures import describe_error
 from capo.envs.ids import find_wrapper, split_id, wrappers_of
 from capo.envs.masks import HostMasks, check_vector_source, find_source
 from capo.envs.protocol import EnvSpec, HostVector, WatchableEnv
+from capo.envs.sb3 import SB3Vector, is_sb3_vector
 from capo.envs.spaces import discrete_actions, observation_encoding
 from capo.envs.stepping import SeparateCopies, UserVector, autoreset_mode
 from capo.errors import CapoError
@@ -22,19 +23,20 @@ _VECTOR_ARGUMENTS = ("num_envs", "vectorization_mode", "vector_kwargs", "wrapper
 
 
 def is_gymnasium_object(env: Any) -> bool:
-    """Whether ``env`` is an environment or a vector environment of Gymnasium."""
+    """Whether ``env`` is an environment or a vector environment of Gymnasium, or a vector of Stable-Baselines3."""
     try:
         import gymnasium
     except ImportError:
         return False
-    return isinstance(env, gymnasium.Env | gymnasium.vector.VectorEnv)
+    return isinstance(env, gymnasium.Env | gymnasium.vector.VectorEnv) or is_sb3_vector(env)
 
 
 class GymEnv:
     """A Gymnasium environment with discrete actions; see :class:`HostEnv` for its attributes.
 
     Made from an id, also ``module:id,argument=value,...`` (as many copies as wanted), a ``gymnasium.Env`` (that
-    one object is stepped) or a vector environment (its copies are stepped). How observations are encoded:
+    one object is stepped), a vector environment, also Stable-Baselines3's (its copies are stepped), or a function
+    that makes one of these (it is called whenever a new one is needed). How observations are encoded:
     :mod:`capo.envs.spaces`. Action masks are taken from ``info["action_mask"]`` or a method ``action_masks()``.
 
     The inner state of a Gymnasium environment cannot be saved: a resumed run starts new episodes, with
@@ -44,21 +46,22 @@ class GymEnv:
     jitted = False
     truncates = True
 
-    def __init__(self, env: Any) -> None:
-        import gymnasium
-
+    def __init__(self, env: Any, first: Any = None) -> None:
+        """See the class; ``first`` is one that a function made already."""
         self._source = env
-        self._vector = isinstance(env, gymnasium.vector.VectorEnv)
-        one = self._make_one() if isinstance(env, str) else env
-        observation_space = one.single_observation_space if self._vector else one.observation_space
-        action_space = one.single_action_space if self._vector else one.action_space
-        spec = getattr(one, "spec", None)
-        self.name: str = env if isinstance(env, str) else spec.id if spec else type(env.unwrapped).__name__
+        self._is_factory = not isinstance(env, str) and not is_gymnasium_object(env)
+        self._vector = False  # known once there is one
+        one = self._described = first or (self._make_one() if self.reopens else env)
+        self._vector = _is_vector(one)
+        observation_space = getattr(one, "single_observation_space", one.observation_space)
+        action_space = getattr(one, "single_action_space", one.action_space)
+        self.name: str = env if isinstance(env, str) else _name(one)
         source = find_source(one, self._vector)
-        if isinstance(env, str):
+        if self._vector and not is_sb3_vector(one):
+            check_vector_source(self.name, source, autoreset_mode(one))
+        if self.reopens:
             one.close()
-        if self._vector:
-            check_vector_source(self.name, source, autoreset_mode(env))
+        self.observation_space = observation_space
         self.n_actions, self.factors, self.first_action = discrete_actions(self.name, action_space)
         self._encoding = observation_encoding(self.name, observation_space)
         self.observation_shape = self._encoding.shape
@@ -72,11 +75,20 @@ class GymEnv:
         self._masks = None if source is None else HostMasks(source, EnvSpec(self))
         self._read_mask = None if self._masks is None else self._masks.of_env
 
+    def __repr__(self) -> str:
+        seen = f"observations {self.observation_shape} {self.observation_dtype}"
+        return f"<{self.name}: {self.n_actions} actions, {seen}>"
+
+    @property
+    def reopens(self) -> bool:
+        """Whether new environments can be made for every seed: from an id or by a function."""
+        return isinstance(self._source, str) or self._is_factory
+
     @property
     def fixed_copies(self) -> int | None:
-        if isinstance(self._source, str):
-            return None
-        return int(self._source.num_envs) if self._vector else 1
+        if self._vector:
+            return int(self._described.num_envs)
+        return None if self.reopens else 1
 
     @property
     def vector_copies(self) -> int | None:
@@ -87,14 +99,22 @@ class GymEnv:
 
     def open(self, n: int) -> HostVector:
         if self._vector:
-            return UserVector(self._source, self._encoding, self.first_action, self._masks)
-        if isinstance(self._source, str):
+            return self._open_vector()
+        if self.reopens:
             return self._copies(n)
         return SeparateCopies([self._source], self._encoding, self.first_action, self._masks, owned=False)
+
+    def _open_vector(self) -> HostVector:
+        """The user's vector environment, or a new one."""
+        vector = self._source() if self._is_factory else self._source
+        kind = SB3Vector if is_sb3_vector(vector) else UserVector
+        return kind(vector, self._encoding, self.first_action, self._masks, owned=self._is_factory)
 
     def open_for_evaluation(self, n: int) -> HostVector | None:
         import gymnasium
 
+        if self._vector and self._is_factory:
+            return self._open_vector()
         if isinstance(self._source, gymnasium.vector.VectorWrapper):  # it may change the rewards
             return None
         try:
@@ -103,7 +123,7 @@ class GymEnv:
             return None
 
     def open_to_watch(self) -> WatchableEnv:
-        if not self._vector and not isinstance(self._source, str):
+        if not self._vector and not self.reopens:
             try:
                 env, owned = copy.deepcopy(self._source), True
             except Exception:  # whatever a user's environment raises when it is copied
@@ -119,8 +139,13 @@ class GymEnv:
     def _copies(self, n: int) -> SeparateCopies:
         if n > MAX_COPIES:
             raise CapoError(f"{n:,} copies of {self.name!r} were asked for; the host steps at most {MAX_COPIES:,}")
-        envs = [self._make_one() for _ in range(n)]
-        return SeparateCopies(envs, self._encoding, self.first_action, self._masks)
+        made = [self._make_one() for _ in range(n)]
+        if len({id(env) for env in made}) < n:
+            raise CapoError(
+                f"the function that makes {self.name!r} returned the same object twice: it must make a new "
+                "environment each time, or give the object itself as the environment"
+            )
+        return SeparateCopies(made, self._encoding, self.first_action, self._masks)
 
     def _make_one(self, **more: Any) -> Any:
         """A new single environment; ``more`` are arguments of ``gymnasium.make``."""
@@ -130,11 +155,13 @@ class GymEnv:
             name, arguments = split_id(self._source)
             wrappers = [find_wrapper(text) for text in wrappers_of(self._source)]
             return _make(name, arguments | more, wrappers)
+        if self._is_factory:
+            return self._source()
         return copy.deepcopy(self._source)
 
     def _make_one_of_vector(self, more: dict[str, Any]) -> Any:
         """One of the environments that the user's vector steps, with the wrappers of each."""
-        spec = self._source.unwrapped.spec
+        spec = None if is_sb3_vector(self._described) else self._described.unwrapped.spec
         if spec is None:
             raise CapoError("cannot make a single copy: the vector environment has no spec")
         if not self._wrappers_keep_play():
@@ -155,12 +182,28 @@ class GymEnv:
 
         rewards = (vector.NormalizeReward, vector.ClipReward, vector.TransformReward)
         harmless = (*rewards, vector.RecordEpisodeStatistics, vector.DictInfoToList)
-        env = self._source
+        env = self._described
         while isinstance(env, gymnasium.vector.VectorWrapper):
             if type(env) not in harmless:
                 return False
             env = env.env
         return True
+
+
+def _is_vector(env: Any) -> bool:
+    import gymnasium
+
+    return isinstance(env, gymnasium.vector.VectorEnv) or is_sb3_vector(env)
+
+
+def _name(env: Any) -> str:
+    """An environment's id, or the name of its class."""
+    if is_sb3_vector(env):
+        with contextlib.suppress(Exception):  # of one that only looks like Stable-Baselines3's
+            return str(env.get_attr("spec")[0].id)
+        return type(env).__name__
+    spec = getattr(env, "spec", None)
+    return str(spec.id) if spec else type(env.unwrapped).__name__
 
 
 def _make(what: Any, arguments: dict[str, Any], wrappers: Any = ()) -> Any:

@@ -77,7 +77,8 @@ class HostMasks:
     def of_vector(self, method: str, vector: Any, infos: Any, who: NDArray) -> NDArray:
         """The masks (n, A) after a call of a vector environment; those that are not ``who`` allow everything."""
         if self.source == "method":
-            given = vector.unwrapped.call(METHOD)
+            ask = vector.env_method if hasattr(vector, "env_method") else vector.unwrapped.call
+            given = ask(METHOD)
             return np.stack([self._checked(method, mask) for mask in given])
         masks = np.ones((len(who), self.n_actions), np.bool_)
         for i in np.flatnonzero(who).tolist():
@@ -134,6 +135,8 @@ def find_source(env: Any, vector: bool) -> Source | None:
     with contextlib.suppress(Exception):  # whatever a user's environment raises
         if not vector:
             return _look(env)
+        if hasattr(env, "env_method"):  # Stable-Baselines3's
+            return "method" if all(env.has_attr(METHOD)) else None
         inside = env.unwrapped
         if getattr(inside, "envs", None):
             return _look(inside.envs[0])

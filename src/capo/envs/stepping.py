@@ -54,7 +54,7 @@ class SeparateCopies:
     def _begun(self, results: list[tuple[Any, Any]], envs: list[Any]) -> NDArray:
         """The first observations of what the resets of ``envs`` returned."""
         encoded = self._encoding.encode_each([self._encoding.copied(obs) for obs, _ in results])
-        obs = _checked_observations("reset", encoded, self._encoding.layout)
+        obs = checked_observations("reset", encoded, self._encoding.layout)
         if self._masks is None:
             return obs
         infos = [info for _, info in results]
@@ -81,8 +81,8 @@ class SeparateCopies:
                 next_masks.append(mask)
             successor, obs = self._encoding.encode_each(successors), self._encoding.encode_each(observations)
         moved = HostStep(obs, successor, reward, terminated, truncated & ~terminated, np.ones(self.n, np.bool_))
-        moved = _checked_step(moved, self._encoding.layout)
-        return moved if self._masks is None else _packed(self._masks, moved, np.stack(next_masks), np.stack(masks))
+        moved = checked_step(moved, self._encoding.layout)
+        return moved if self._masks is None else packed(self._masks, moved, np.stack(next_masks), np.stack(masks))
 
     def _read_mask(self, method: str, env: Any, info: Any) -> NDArray:
         """The mask (A,) of one environment after ``method``; (0,) if there are none."""
@@ -100,7 +100,15 @@ class SeparateCopies:
 
 
 class UserVector:
-    """A :class:`HostVector` around a vector environment that the user made, in any autoreset mode."""
+    """A :class:`HostVector` around a vector environment that the user made, in any autoreset mode.
+
+    Args:
+        vector: of Gymnasium.
+        encoding: of its observations.
+        first_action: the environment's own number of action 0: see :func:`native_action`.
+        masks: reads their action masks, which are packed with the observations; None if they have none.
+        owned: whether it was made for this, by the user's function, and is closed with it.
+    """
 
     def __init__(
         self,
@@ -108,8 +116,10 @@ class UserVector:
         encoding: Encoding,
         first_action: FirstAction,
         masks: HostMasks | None = None,
+        owned: bool = False,
     ) -> None:
         self._vector, self._encoding, self._first_action, self._masks = vector, encoding, first_action, masks
+        self._owned = owned
         self.n = int(vector.num_envs)
         self._mode = autoreset_mode(vector)
         if self._mode not in ("NextStep", "SameStep", "Disabled"):
@@ -125,7 +135,7 @@ class UserVector:
 
     def _begun(self, observations: Any, info: Any, who: NDArray) -> NDArray:
         """The first observations of those ``who`` (n,) were reset, and the current ones of the others."""
-        obs = _checked_observations("reset", self._encoding.encode(observations), self._encoding.layout)
+        obs = checked_observations("reset", self._encoding.encode(observations), self._encoding.layout)
         if self._masks is None:
             return obs
         masks = self._read_masks("reset", info, who)
@@ -135,8 +145,8 @@ class UserVector:
     def step(self, action: NDArray) -> HostStep:
         with environment_call("step"):
             moved, masks, next_masks = self._step(action)
-            moved = _checked_step(moved, self._encoding.layout)
-        return moved if self._masks is None else _packed(self._masks, moved, next_masks, masks)
+            moved = checked_step(moved, self._encoding.layout)
+        return moved if self._masks is None else packed(self._masks, moved, next_masks, masks)
 
     def _step(self, action: NDArray) -> tuple[HostStep, NDArray, NDArray]:
         """A step, and the masks (n, A) of what it led to and of what to act on next; (n, 0) if there are none."""
@@ -153,7 +163,7 @@ class UserVector:
             successor = obs.copy()
             if self._mode == "SameStep":
                 final = info["final_obs"] if "final_obs" in info else info["final_observation"]
-                for i in np.flatnonzero(done):
+                for i in np.flatnonzero(done).tolist():
                     successor[i] = self._encoding.encode_each([self._encoding.row(final, i)])[0]
                 final_masks = self._read_masks("step", info.get("final_info"), done)
                 masks = np.where(done[:, None], final_masks, masks)
@@ -177,7 +187,10 @@ class UserVector:
             return self._begun(obs, info, who)[who]
 
     def close(self) -> None:
-        """Nothing: the user made the vector, and closes it."""
+        """Close it, unless the user gave the vector itself, and closes it."""
+        if self._owned:
+            with contextlib.suppress(Exception):  # one that failed may fail again here, and is not needed any more
+                self._vector.close()
 
 
 def autoreset_mode(vector: Any) -> str:
@@ -186,7 +199,7 @@ def autoreset_mode(vector: Any) -> str:
     return str(getattr(mode, "value", mode))  # an enum in Gymnasium 1.1 and later
 
 
-def _packed(masks: HostMasks, moved: HostStep, next_masks: NDArray, successor_masks: NDArray) -> HostStep:
+def packed(masks: HostMasks, moved: HostStep, next_masks: NDArray, successor_masks: NDArray) -> HostStep:
     """The step with its action masks packed into the observations; raises if one allows nothing."""
     # After a terminated episode nothing is done any more, so nothing has to be allowed.
     masks.check_some_allowed("step", successor_masks, moved.successor, ~moved.terminated)
@@ -196,18 +209,18 @@ def _packed(masks: HostMasks, moved: HostStep, next_masks: NDArray, successor_ma
     return moved._replace(obs=obs, successor=successor)
 
 
-def _checked_step(moved: HostStep, layout: Layout | None) -> HostStep:
+def checked_step(moved: HostStep, layout: Layout | None) -> HostStep:
     """The step itself, if its rewards and observations are finite."""
     wrong = moved.reward[moved.valid & ~np.isfinite(moved.reward)]
     if wrong.size:
         raise EnvironmentFailed(f"its step returned the reward {wrong[0]:g}, which is not a finite number")
-    _checked_observations("step", moved.successor, layout)
+    checked_observations("step", moved.successor, layout)
     if moved.obs is not moved.successor:
-        _checked_observations("reset", moved.obs, layout)
+        checked_observations("reset", moved.obs, layout)
     return moved
 
 
-def _checked_observations(method: str, obs: NDArray, layout: Layout | None) -> NDArray:
+def checked_observations(method: str, obs: NDArray, layout: Layout | None) -> NDArray:
     """The observations themselves, if they are finite."""
     for name, numbers in [("", obs)] if layout is None else layout.floats(obs):
         wrong = numbers[~np.isfinite(numbers)] if numbers.dtype.kind == "f" else numbers[:0]

@@ -19,8 +19,8 @@ def check_jitted(env: Any) -> None:
     missing = [part for part in REQUIRED if not hasattr(env, part)]
     if missing:
         raise CapoError(
-            f"{env!r} is not an environment: give a name, a gymnasium.Env, a Gymnasium vector environment, or an "
-            f"object of the jitted protocol (this one has no {', '.join(missing)})"
+            f"{env!r} is not an environment: give a name, a gymnasium.Env, a vector environment, a function that "
+            f"makes one, or an object of the jitted protocol (this one has no {', '.join(missing)})"
         )
     if not isinstance(env.name, str):
         raise CapoError(f"environment {type(env).__name__}: name={env.name!r} must be text")

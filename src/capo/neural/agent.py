@@ -8,44 +8,33 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from capo import envs
 from capo.checks import as_path, seeds_from, whole
 from capo.errors import CapoError, CapoWarning
 from capo.neural import notices
 from capo.neural.algorithms.settings import CommonSettings
-from capo.neural.learners import Learner, make_learner
+from capo.neural.learners import Behaviour, Learner, make_learner
 from capo.neural.metrics import Rows
-from capo.neural.player import EVALUATE_STREAM, Player, stream_key
-from capo.neural.seeds import Seeds
+from capo.neural.player import EVALUATE_STREAM, make_behaviour, stream_key
 from capo.neural.setup import Setup
+from capo.neural.storage import StoredAgent
 from capo.neural.trainer import Evaluations, Plan, Trainer, first_log_every
-from capo.neural.versions import check_same_settings, check_version, version_difference
 from capo.progress import show_progress
-from capo.provenance import provenance, versions
-from capo.runs import checkpoint, schema
-from capo.runs.checkpoint import Checkpoint, Interval
-from capo.runs.layout import CHECKPOINTS, CONFIG
+from capo.runs.checkpoint import Interval
 from capo.runs.writer import RunWriter, check_new
 
 Callback = Callable[["Agent", Rows], bool | None]
 
 
-class Agent(Player):
-    """What all algorithms share. Use a subclass such as :class:`capo.NCAPO`.
-
-    Attributes:
-        extra: more entries for config.json, kept when the run is resumed.
-    """
+class Agent(StoredAgent):
+    """What all algorithms share. Use a subclass such as :class:`capo.NCAPO`."""
 
     algorithm: ClassVar[str]  # its name
-    out: Path | None
-    log_every: int | None
 
     def __init_subclass__(cls) -> None:
         cls.algorithm = cls._algorithm.name
@@ -69,8 +58,9 @@ class Agent(Player):
         """An agent that has learned nothing yet.
 
         Args:
-            env: a name (``"minatar-breakout"``, ``"CartPole-v1"``), a Gymnasium environment or vector
-                environment with discrete actions, or an object of capo's own environment protocol.
+            env: a name (``"minatar-breakout"``, ``"CartPole-v1"``), a function that makes an environment, a
+                Gymnasium environment or vector environment with discrete actions, a vector environment of
+                Stable-Baselines3, or an object of capo's own environment protocol.
             preset: the settings to start from, by name, or a preset file (``.toml``), such as `capo tune` writes.
             seed: where all randomness comes from.
             seeds: train several agents: a number (``seed``, ``seed + 1``, ...) or a list of seeds. On a
@@ -84,7 +74,9 @@ class Agent(Player):
             eval_episodes: episodes of each of those evaluations.
             eval_env: the environment that evaluations play, with the same observations and actions; the training
                 environment if None.
-            **settings: settings that replace the preset's, by name.
+            **settings: settings that replace the preset's, by name. ``network`` may be an object of your own, with
+                ``init(key, observation)`` and ``apply(params, observation)``; ``learning_rate``, ``entropy`` and
+                ``epsilon`` may be functions of the progress, from 0 to 1.
         """
         chosen = seeds_from(seed, seeds)
         self._setup = Setup.make(
@@ -99,23 +91,6 @@ class Agent(Player):
         if log_every is not None:
             self.log_every = whole("log_every", log_every)
 
-    def _begin(self) -> None:
-        """The setup is there; nothing has been learned."""
-        setup = self._setup
-        self.env, self.preset, self.seeds, self.config = setup.env, setup.preset, setup.seeds, setup.settings
-        self.extra: dict[str, Any] = {}
-        self.out = None
-        self.checkpoint_every = Interval(seconds=60.0)
-        self.keep = 3
-        self.log_every = None
-        self._jitted = envs.is_jitted(self.env)
-        self._states = Seeds(self.seeds, self._jitted)
-        self._plan: Plan | None = None  # of the last learn()
-        self._learner: Learner | None = None
-        self._run_exists = False
-        self._run: RunWriter | None = None  # held from resume() to the end of learn()
-        self._log_sizes: dict[str, int] | None = None  # as the last learn() left them
-
     def __repr__(self) -> str:
         seeds = f"seed {self.seeds[0]}" if len(self.seeds) == 1 else f"{len(self.seeds)} seeds"
         what = f"{self.env.name!r}, preset {self.preset!r}, {seeds}, {self.frames:,} frames"
@@ -123,55 +98,15 @@ class Agent(Player):
 
     # Learning ---------------------------------------------------------------------------------------------
 
-    @property
-    def frames(self) -> int:
-        """Frames that every seed has behind it."""
-        return self._states.iteration * self.config.frames_per_iteration
-
-    @property
-    def frames_left(self) -> int:
-        """Frames missing from the last :meth:`learn`, if it was stopped."""
-        return 0 if self._plan is None else self._plan.frames - self.frames
-
-    @property
-    def saved(self) -> bool:
-        """Whether the newest checkpoint in the run's folder is of this very moment."""
-        paths = [] if self.out is None else checkpoint.CheckpointStore(self.out / CHECKPOINTS).paths()
-        now = self._states.total_iterations * self.config.frames_per_iteration
-        return bool(paths) and checkpoint.frames_of(paths[-1]) == now
-
-    @property
-    def uneven(self) -> bool:
-        """Whether some seeds are further than others: those that are trained in turn, if they were stopped."""
-        return len({group.iteration for group in self._states.groups}) > 1
-
-    def whole_iterations(self, frames: int) -> int:
-        """``frames`` rounded up to whole iterations, as :meth:`learn` does."""
-        per_iteration = self.config.frames_per_iteration
-        return -(-frames // per_iteration) * per_iteration
-
-    @property
-    def diverged(self) -> dict[int, str]:
-        """The seeds that stopped being trained since a loss or parameter was no longer finite, and what it was."""
-        return self._states.diverged
-
-    @property
-    def wall_seconds(self) -> float:
-        """Seconds spent training, over all seeds and processes; compiling and evaluating don't count."""
-        return self._states.elapsed
-
-    @property
-    def precision(self) -> str:
-        """Number format of the matrix products: what ``precision="auto"`` means on this machine."""
-        return str(self.learner.algorithm.network.precision)
-
     def learn(
         self,
-        frames: int,
+        frames: int | None = None,
         *,
+        total_timesteps: int | None = None,
         progress_bar: bool = False,
         callback: Callback | None = None,
         horizon: int | None = None,
+        behaviour: Any = None,
     ) -> Self:
         """Train for ``frames`` environment steps of each seed.
 
@@ -181,10 +116,16 @@ class Agent(Player):
 
         Args:
             frames: environment steps, over all environments of a seed.
-            progress_bar: a bar on a terminal, a line every ten seconds elsewhere (both on standard error).
+            total_timesteps: another name of ``frames``, as Stable-Baselines3 calls them.
+            progress_bar: a bar in a terminal or a notebook, elsewhere a line every ten seconds on standard error.
             callback: called at every log point as ``callback(agent, rows)`` with the new rows of
                 metrics.csv; returning False stops the run.
             horizon: a new horizon for the schedules, in frames since the start of training.
+            behaviour: who acts during this call, for off-policy algorithms: a function of observations (N, ...)
+                that returns the probabilities (N, actions) of all actions, or a pair of the actions (N,) it takes
+                and their probabilities (N,); another agent; or a :class:`capo.Mixture` of either with the agent's
+                own policy. It isn't saved: give it again to continue a run that was stopped. None or ``"own"``:
+                the agent's own policy.
 
         Returns:
             The agent itself.
@@ -194,11 +135,12 @@ class Agent(Player):
             CapoError: if the plan can't be carried out (nothing has changed then), a loss or parameter of every
                 seed stops being finite (if only some do: see :attr:`diverged`), or a write fails.
         """
-        frames = whole("frames", frames)
+        frames = _frames(frames, total_timesteps)
         if callback is not None and not callable(callback):
             raise CapoError(f"callback={callback!r} must be a function of the agent and the new rows")
-        plan = self._make_plan(frames, None if horizon is None else whole("horizon", horizon))
-        learner = self._learner_for(plan.settings)
+        acting = self._behaviour(behaviour)
+        plan = self._make_plan(frames, None if horizon is None else whole("horizon", horizon), acting)
+        learner = self._learner_for(plan.settings, acting)
         if self._setup.eval_every is not None:
             learner.check_evaluation(self._setup.eval_episodes)
         with ExitStack() as stack:
@@ -233,34 +175,27 @@ class Agent(Player):
             trainer.train(None if callback is None else partial(callback, self))
         return self
 
-    def _own_run(self, path: Path) -> RunWriter:
-        """The run's folder, open for this agent alone: as :meth:`resume` took it, or opened again.
+    def _behaviour(self, given: Any) -> Behaviour | None:
+        """Who acts, from what the user gave; None for the agent's own policy.
 
         Raises:
-            CapoError: if another process owns it, or has trained in it since this agent did.
+            CapoError: if the algorithm is on-policy, or a run that was stopped had a behaviour and gets none.
         """
-        if self._run is not None:
-            return self._run
-        run = RunWriter.open(path)
-        try:
-            if self._log_sizes is not None and run.log_sizes() != self._log_sizes:
-                raise CapoError(
-                    f"{path}: the run was continued or changed by somebody else since this agent trained there; "
-                    f"continue from there with {type(self).__name__}.resume({str(path)!r})"
-                )
-        except BaseException:
-            run.close()
-            raise
-        return run
+        if given is None and self._plan is not None and self._plan.behaviour and self.frames_left:
+            raise CapoError(
+                f"the last learn() was stopped while {self._plan.behaviour} acted, which a file can't hold: give "
+                'it again, learn(..., behaviour=...), or behaviour="own" to let the agent act itself'
+            )
+        if given is None or (isinstance(given, str) and given == "own"):
+            return None
+        if self._algorithm.on_policy:
+            raise CapoError(
+                f"{type(self).__name__} is on-policy, it learns only from its own actions: behaviour= needs an "
+                "off-policy algorithm, such as NCAPO, OffPAC or Rainbow"
+            )
+        return make_behaviour(given, self)
 
-    def _release(self, run: RunWriter) -> None:
-        """Let others have the run's folder."""
-        with suppress(CapoError):  # of a folder that is gone
-            self._log_sizes = run.log_sizes()
-        run.close()
-        self._run = None
-
-    def _make_plan(self, frames: int, horizon: int | None) -> Plan:
+    def _make_plan(self, frames: int, horizon: int | None, acting: Behaviour | None) -> Plan:
         """What ``learn(frames, horizon=horizon)`` would do."""
         per_iteration = self.config.frames_per_iteration
         iterations = self.whole_iterations(frames) // per_iteration
@@ -271,22 +206,18 @@ class Agent(Player):
         else:
             log_every = first_log_every(self.log_every, self._jitted, per_iteration, iterations)
         settings = dataclasses.replace(self.config, horizon=horizon)
-        return Plan(settings, self._states.iteration + iterations, log_every)
+        note = None if acting is None else acting.note
+        return Plan(settings, self._states.iteration + iterations, log_every, note)
 
-    @property
-    def _horizon_set(self) -> bool:
-        """Whether the horizon is the user's or that of an earlier plan, not the settings' default."""
-        return self._plan is not None or "horizon" in self._setup.overrides
-
-    def _learner_for(self, settings: CommonSettings) -> Learner:
+    def _learner_for(self, settings: CommonSettings, acting: Behaviour | None = None) -> Learner:
         """The learner with these settings: the one there is, or a new one, since they are compiled in."""
-        if self._learner is None or self._learner.config != settings:
+        learner = self._learner
+        if learner is None or learner.config != settings or learner.behaviour != acting:
             self._close_environments()
             n_seeds = len(self._states.groups[0].seeds)
-            self._learner = make_learner(
-                self._algorithm(settings, self.env), self.env, n_seeds, self._setup.eval_env
-            )
-        return self._learner
+            algorithm = self._algorithm(settings, self.env, self._setup.own)
+            learner = self._learner = make_learner(algorithm, self.env, n_seeds, self._setup.eval_env, acting)
+        return learner
 
     @property
     def learner(self) -> Learner:
@@ -314,185 +245,10 @@ class Agent(Player):
         if self._learner is not None:
             self._learner.close()
 
-    # Files ------------------------------------------------------------------------------------------------
 
-    def _run_config(self, plan: Plan) -> dict[str, Any]:
-        """The config.json of a run."""
-        return {
-            **self._setup.to_dict(plan.settings),
-            "frames": plan.frames,
-            "frames_per_iteration": plan.frames_per_iteration,
-            "log_every": plan.log_every * plan.frames_per_iteration,
-            "checkpoint_every": str(self.checkpoint_every),
-            "keep": self.keep,
-            "start_frames": self.frames,
-            "extra": self.extra,
-            "diverged": None,
-            "diverged_seeds": {str(seed): why for seed, why in self.diverged.items()},
-            "precision": self.precision,
-            **provenance(),
-        }
-
-    def _run_plan(self) -> dict[str, Any]:
-        """What of config.json a new plan changes."""
-        return {"frames": self.frames + self.frames_left, "config": self.config.to_dict()}
-
-    def _content(self, plan: Plan | None) -> dict[str, Any]:
-        """What a checkpoint holds besides arrays."""
-        return {
-            **self._setup.to_dict(self.config if plan is None else plan.settings),
-            "horizon_set": plan is not None or self._horizon_set,
-            "versions": versions(),
-            "predictions": self._predictions,
-            "training": {
-                "parts": self._states.content(),
-                "log_every": 1 if plan is None else plan.log_every,
-                "target": 0 if plan is None else plan.target,
-                "elapsed_seconds": self._states.elapsed,
-                "frames_per_iteration": self.config.frames_per_iteration,
-            },
-        }
-
-    def save(self, path: str | Path) -> Path:
-        """Write the whole agent, training state included, to one file; it replaces an older one in one step.
-
-        Returns:
-            The file: ``path``, with ``.safetensors`` added if it had no extension.
-        """
-        path = checkpoint.with_suffix(as_path("save", path))
-        self._states.start(self.learner)
-        checkpoint.write(path, self._states.tree(), self._content(self._plan))
-        return path
-
-    @classmethod
-    def load(
-        cls,
-        path: str | Path,
-        env: Any = None,
-        out: str | Path | None = None,
-        *,
-        eval_env: Any = None,
-        trust: bool = False,
-    ) -> Self:
-        """An agent from :meth:`save`, or from the newest checkpoint of a run's folder.
-
-        It continues as if it had never stopped: ``load(path).learn(n)`` ends where the saved agent would have,
-        bit for bit on a jitted environment.
-
-        Args:
-            path: what was given to :meth:`save`, a checkpoint, or a run's folder.
-            env: the environment, needed only if the agent was not made from an environment's name.
-            out: a new folder for the files of what is learned from now on.
-            eval_env: as for a new agent, if it was not given as a name.
-            trust: whether an environment named ``module:id`` in the file may import that module, which runs its
-                code; never from the current folder.
-        """
-        agent = cls.from_checkpoint(checkpoint.find(path), env, eval_env, trust)
-        if out is not None:
-            agent.out = as_path("out", out)
-            check_new(agent.out)
-        return agent
-
-    @classmethod
-    def resume(
-        cls,
-        path: str | Path,
-        env: Any = None,
-        use_previous: bool = False,
-        *,
-        eval_env: Any = None,
-        trust: bool = False,
-        anyway: bool = False,
-    ) -> Self:
-        """The agent of a run's folder, to continue there with ``agent.learn(agent.frames_left)``.
-
-        The logs are cut back to the checkpoint, so the rows after it are written again. From now on the folder
-        belongs to this agent, until its :meth:`learn` has ended or it is closed.
-
-        Args:
-            path: the run's folder.
-            env: as in :meth:`load`.
-            use_previous: if the newest checkpoint is damaged, go back to the one before it.
-            eval_env: as in :meth:`load`.
-            trust: as in :meth:`load`.
-            anyway: continue although the run was made by a version of capo whose results differ.
-        """
-        path = as_path("resume", path)
-        run = RunWriter.open(path)
-        try:
-            agent, short = cls._resumed(run, env, eval_env, use_previous, trust, anyway)
-        except BaseException:
-            run.close()
-            raise
-        if short:
-            text = f"{path}: rows are missing from {', '.join(sorted(short))}: it was changed"
-            warnings.warn(text, CapoWarning, stacklevel=2)
-        agent._run = run
-        return agent
-
-    @classmethod
-    def _resumed(
-        cls, run: RunWriter, env: Any, eval_env: Any, use_previous: bool, trust: bool, anyway: bool
-    ) -> tuple[Self, list[str]]:
-        """The agent of a run that is open, and the logs that are shorter than they should be."""
-        path, config = run.path, run.config
-        every = Interval.parse(config["checkpoint_every"])
-        saved = run.store.load(use_previous)
-        if saved is None:
-            run.check_never_started()
-            check_version(path / CONFIG, config, cls._algorithm.Config, anyway)
-            agent = cls._from_config(config, env, eval_env, trust)
-        else:
-            schema.check_checkpoint(saved.path, saved.content)
-            schema.check_same_run(saved.path, config, saved.content)
-            check_version(saved.path, saved.content, cls._algorithm.Config, anyway)
-            with warnings.catch_warnings():
-                warnings.simplefilter(
-                    "ignore", CapoWarning
-                )  # that the version is another one, which was just said
-                agent = cls.from_checkpoint(saved, env, eval_env, trust)
-            check_same_settings(path, cls._algorithm.Config.from_dict(config["config"]), agent.config)
-            run.store.set_aside_after(saved.path)
-        short = run.cut_logs({} if saved is None else saved.content.get("logs", {}))
-        run.follow_plan(agent._run_plan())
-        agent.out, agent._run_exists = path, True
-        agent.checkpoint_every, agent.keep = every, int(config["keep"])
-        agent.extra = dict(config["extra"])
-        return agent, short
-
-    @classmethod
-    def _from_config(cls, config: Mapping[str, Any], env: Any, eval_env: Any, trust: bool) -> Self:
-        """A run that was killed before its first checkpoint: as it was when it started."""
-        agent = cls._untrained(config, env, eval_env, trust)
-        per_iteration = agent.config.frames_per_iteration
-        target, log_every = (int(config[key]) // per_iteration for key in ("frames", "log_every"))
-        agent._plan = Plan(agent.config, target, log_every)
-        return agent
-
-    @classmethod
-    def from_checkpoint(
-        cls, saved: Checkpoint, env: Any = None, eval_env: Any = None, trust: bool = False
-    ) -> Self:
-        """An agent from a checkpoint in memory; see :meth:`load` for the arguments."""
-        schema.check_checkpoint(saved.path, saved.content)
-        if different := version_difference(saved.path, saved.content, cls._algorithm.Config):
-            warnings.warn(different, CapoWarning, stacklevel=3)
-        agent = cls._untrained(saved.content, env, eval_env, trust)
-        training = saved.content["training"]
-        if training["frames_per_iteration"] != agent.config.frames_per_iteration:
-            raise CapoError(f"{saved.path}: its frames per iteration are not those of its settings")
-        agent._predictions = saved.content["predictions"]
-        agent._states.elapsed = training["elapsed_seconds"]
-        if training["target"]:
-            agent._plan = Plan(agent.config, training["target"], training["log_every"])
-        agent._states.restore(saved, agent.learner)
-        return agent
-
-    @classmethod
-    def _untrained(cls, content: Mapping[str, Any], env: Any, eval_env: Any, trust: bool) -> Self:
-        """An agent with the stored setup and settings, and no state yet."""
-        agent = cls.__new__(cls)
-        agent._setup = Setup.from_dict(cls._algorithm, content, env, eval_env, trust)
-        agent._begin()
-        agent.config = cls._algorithm.Config.from_dict(content["config"])
-        return agent
+def _frames(frames: int | None, total_timesteps: int | None) -> int:
+    """The frames to train for, under whichever name they were given."""
+    if (frames is None) == (total_timesteps is None):
+        given = "neither was" if frames is None else "both were"
+        raise CapoError(f"learn() needs frames or total_timesteps (two names of the same): {given} given")
+    return whole("frames", frames) if frames is not None else whole("total_timesteps", total_timesteps)

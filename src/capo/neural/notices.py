@@ -28,7 +28,9 @@ def introduce(plan: Plan, learner: Learner, preset: str, groups: int, asked: int
     yield learner.describe()
     if groups > 1:
         yield f"{groups} seeds, one after another"
-    if getattr(plan.settings, "behaviour", None) == "uniform":
+    if plan.behaviour is not None:
+        yield f"actions during training are those of {plan.behaviour}, and so are the returns shown"
+    elif getattr(plan.settings, "behaviour", None) == "uniform":
         yield "actions are uniform during training, so the returns shown are those of uniform play"
     slow = "cpu" in plan.settings.PRESETS and preset != "cpu" and is_minatar(learner.env.name)
     if slow and jax.default_backend() == "cpu":

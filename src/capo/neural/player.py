@@ -7,27 +7,37 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 import numpy as np
 
 from capo.arrays import Array, NDArray, PyTree
 from capo.checks import as_path, check_seed, whole
-from capo.envs import Env
+from capo.envs import Env, EnvSpec
+from capo.envs.layout import Layout
 from capo.envs.protocol import native_action
 from capo.errors import CapoError, CapoWarning
 from capo.neural import film
 from capo.neural.algorithms.base import Algorithm
 from capo.neural.algorithms.settings import CommonSettings
 from capo.neural.evaluation import Evaluation
-from capo.neural.learners import Learner
+from capo.neural.export import write_onnx
+from capo.neural.learners import Behaviour, Learner
+from capo.neural.learners.behaviours import Mixture
 from capo.neural.learners.protocol import as_batch
 from capo.neural.parts.iterations import fold_in
 from capo.neural.seeds import SeedGroup, Seeds
 from capo.runs.schema import MAX_EPISODES
 
 PREDICT_STREAM, EVALUATE_STREAM = 2**31 - 2, 2**31 - 1  # folded into keys; training folds in its iterations
+
+
+class Policy(NamedTuple):
+    """What :meth:`Player.policy` returns, without the axis N for a single observation."""
+
+    probabilities: NDArray  # (N, actions), without exploration
+    values: NDArray  # (N,) V(s): the critic's, or the mean of Q under the policy where the critic gives Q
 
 
 class Player(ABC):
@@ -114,6 +124,56 @@ class Player(ABC):
             A pure function of a key, an observation and the mask (actions,) of legal actions to an action.
         """
         return self.learner.policy_function(self._policy(self.learner))
+
+    def policy(self, observation: Any, action_masks: Any = None) -> Policy:
+        """The probabilities of the actions, and the value, for an observation or a batch of them.
+
+        Rainbow's policy is greedy: the best action has probability 1. :meth:`use_seed` chooses whose policy it is.
+
+        Args:
+            observation: of the environment's shape, or with one leading batch axis.
+            action_masks: (actions,) or (batch, actions), true where an action is allowed; needed if the
+                environment has masks.
+
+        Returns:
+            Probabilities (actions,) or (batch, actions), in the order of the environment's actions, and values ()
+            or (batch,); both as numpy arrays.
+        """
+        learner = self.learner
+        batch, single = as_batch(learner.spec, observation)
+        probabilities, values = learner.policy(self._policy(learner), batch, action_masks)
+        return Policy(probabilities[0], values[0]) if single else Policy(probabilities, values)
+
+    @property
+    def params(self) -> PyTree:
+        """The networks of the policy, nested dicts and lists of numpy arrays; a copy, of the seed in use."""
+        return jax.tree.map(np.array, self._policy(self.learner))
+
+    def export(self, path: str | Path) -> Path:
+        """Write the policy of the seed in use as an ONNX file, which runs without jax; needs the extra ``onnx``.
+
+        Inputs: ``observation`` (batch, ...) as the environment gives them, and optionally ``action_mask`` (batch,
+        actions), true where an action is allowed. Outputs: ``action`` (batch,), the most likely one;
+        ``probabilities`` (batch, actions); and ``value`` (batch,).
+
+        Args:
+            path: the file; ``.onnx`` is added if it has no extension.
+
+        Returns:
+            The file.
+        """
+        path = as_path("export", path)
+        path = path if path.suffix else path.with_suffix(".onnx")
+        write_onnx(path, self.learner.algorithm, self.params, self.env, self.policy)
+        return path
+
+    def as_function(self) -> Callable[[Any], Array]:
+        """The policy as it is now: a function of jax from observations (N, ...) to probabilities (N, actions).
+
+        Observations are those that the networks take.
+        """
+        learner = self.learner
+        return jax.jit(partial(learner.algorithm.probabilities, self._policy(learner)))
 
     def _returns(
         self, learner: Learner, key: Array, episodes: int, deterministic: bool, group: SeedGroup
@@ -203,3 +263,42 @@ class Player(ABC):
 def stream_key(seed: int, stream: int) -> Array:
     """A random key of a seed that training never uses."""
     return jax.random.fold_in(jax.random.PRNGKey(seed), stream)
+
+
+def make_behaviour(given: Any, agent: Player) -> Behaviour:
+    """Who acts while ``agent`` learns: a function, another agent, or a mixture.
+
+    Raises:
+        CapoError: if it is none of these, or an agent of other observations or actions.
+    """
+    share = 1.0
+    if isinstance(given, Mixture):
+        given, share = given.behaviour, float(given.share)
+    spec = EnvSpec(agent.env)
+    if spec.factors:
+        raise CapoError(f"{spec.name!r} has actions of several factors: only the agent itself can act on it yet")
+    if isinstance(given, Player):
+        theirs = EnvSpec(given.env)
+        for name in ("n_actions", "factors", "layout", "observation_shape", "observation_dtype"):
+            if getattr(theirs, name) != getattr(spec, name):
+                raise CapoError(
+                    f"behaviour={given!r} can't act on {spec.name!r}: its {name} is {getattr(theirs, name)}, not "
+                    f"{getattr(spec, name)}"
+                )
+        function, note = given.as_function(), f"another agent ({type(given).__name__})"
+    elif callable(given):
+        function = given if spec.layout is None else partial(_on_parts, given, spec.layout)
+        note = f"the function {getattr(given, '__name__', type(given).__name__)}"
+    else:
+        raise CapoError(
+            f"behaviour={given!r} must be a function of observations, an agent, a capo.Mixture of one of these "
+            'with the agent\'s own policy, or "own"'
+        )
+    if share < 1:
+        note = f"a mixture: {share:g} of {note}, the rest of the agent's own policy"
+    return Behaviour(function, share, spec.n_actions, note if note.isprintable() else "a function")
+
+
+def _on_parts(function: Callable[[Any], Any], layout: Layout, observations: Any) -> Any:
+    """What a user's behaviour says about observations that are packed: it gets a dict of their parts."""
+    return function(layout.unpack(observations))

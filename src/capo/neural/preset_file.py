@@ -84,7 +84,7 @@ def read_preset(path: str | os.PathLike[str], algorithm: str, kind: type[Setting
 
 def _checked(kind: type[Settings], name: str, value: Any) -> Any:
     found = field_kinds(kind).get(name)
-    if found is not None and not found.choices and isinstance(value, str):
+    if found is not None and not found.choices and found.type is not str and isinstance(value, str):
         raise CapoError(f"{name}={value!r} must be a {'boolean' if found.type is bool else 'number'}, not a text")
     if not isinstance(value, int | float | str):  # a table, a list or a date
         raise CapoError(f"{name} must be a single value, not {type(value).__name__}")

@@ -15,8 +15,9 @@ from capo.checks import whole
 from capo.envs.layout import Part
 from capo.errors import CapoError, CapoWarning
 from capo.neural.algorithms.base import Algorithm
-from capo.neural.algorithms.settings import CommonSettings, override, plain
+from capo.neural.algorithms.settings import CommonSettings, field_kinds, override, plain
 from capo.neural.parts.encoders import is_image
+from capo.neural.parts.own import OwnParts
 from capo.neural.preset_file import is_preset_file, read_preset
 from capo.runs.schema import MAX_EPISODES
 from capo.runs.semantics import SEMANTICS
@@ -34,6 +35,7 @@ class Setup:
         overrides: the settings that replace the preset's.
         settings: the preset's with the overrides.
         eval_every: frames between two evaluations during training; None for no such evaluations.
+        own: network and schedules given as Python objects.
     """
 
     algorithm: type[Algorithm]
@@ -47,6 +49,7 @@ class Setup:
     seeds: list[int]
     eval_every: int | None
     eval_episodes: int
+    own: OwnParts
 
     @classmethod
     def make(
@@ -65,14 +68,17 @@ class Setup:
         Raises:
             CapoError: if any of it is wrong.
         """
+        _check_not_sb3(algorithm, env, overrides)
         made = envs.make(env)
-        if not envs.is_jitted(made) and len(seeds) > 1 and not isinstance(env, str):
+        if len(seeds) > 1 and not envs.is_jitted(made) and not getattr(made, "reopens", True):
             raise CapoError(
-                "several seeds need the environment's id rather than one object: each seed starts with its own"
+                "several seeds need the environment's id, or a function that makes it, rather than one object: "
+                "each seed starts with its own"
             )
         other = None if eval_env is None else envs.make(eval_env)
         if other is not None:
             _check_same_spaces(made, other)
+        own, overrides = OwnParts.split(overrides, field_kinds(algorithm.Config), envs.EnvSpec(made).seen)
         overrides = {name: plain(value) for name, value in overrides.items()}
         if is_preset_file(preset):
             found = read_preset(preset, algorithm.name, algorithm.Config)
@@ -92,11 +98,18 @@ class Setup:
             list(seeds),
             None if eval_every is None else whole("eval_every", eval_every),
             whole("eval_episodes", eval_episodes, most=MAX_EPISODES),
+            own,
         )
 
     @classmethod
     def from_dict(
-        cls, algorithm: type[Algorithm], content: Mapping[str, Any], env: Any, eval_env: Any, trust: bool = False
+        cls,
+        algorithm: type[Algorithm],
+        content: Mapping[str, Any],
+        env: Any,
+        eval_env: Any,
+        trust: bool = False,
+        own: Mapping[str, Any] | None = None,
     ) -> Self:
         """From config.json or a checkpoint, with the environment where it was not given by name.
 
@@ -105,6 +118,7 @@ class Setup:
             content: checked against the schema.
             env, eval_env: what the user gave; None to take the file's.
             trust: whether an environment that the file names may import a module.
+            own: the network and schedules that were given as objects, by name.
 
         Raises:
             CapoError: if it is another algorithm's, the environment is not the same any more, or its name needs
@@ -117,8 +131,8 @@ class Setup:
             env = content["env"]
         if env is None:
             raise CapoError(
-                f"the agent was trained on an object ({content['environment']['name']!r}), which a file can't "
-                "hold: in Python, give it again as env= to load or resume"
+                f"the agent was trained on {content['environment']['name']!r}, given as an object or a function, "
+                "which a file can't hold: in Python, give it again as env= to load or resume"
             )
         other = content.get("eval_env") if eval_env is None else eval_env
         for name, given in ((env, from_file), (other, eval_env is None)):
@@ -130,12 +144,13 @@ class Setup:
             algorithm,
             env,
             content["preset"],
-            content["overrides"],
+            {**content["overrides"], **(own or {})},
             content["seeds"],
             content.get("eval_every"),
             content.get("eval_episodes", 100),
             other,
         )
+        made.own.check(content.get("own") or {})
         found = describe(made.env)
         for key, value in {"masked": None, "factors": None, **content["environment"]}.items():
             if found.get(key) != value:
@@ -160,7 +175,38 @@ class Setup:
             "eval_episodes": self.eval_episodes,
             "eval_env": self.eval_env_name,
             "semantics": SEMANTICS,
+            **({"own": self.own.notes()} if self.own.notes() else {}),
         }
+
+
+# What Stable-Baselines3 calls them, and what to give here.
+_SB3_POLICIES = ("MlpPolicy", "CnnPolicy", "MultiInputPolicy")
+_SB3_NAMES = {
+    "n_steps": "rollout_length",
+    "n_epochs": "epochs",
+    "ent_coef": "entropy",
+    "vf_coef": "critic_coefficient",
+    "clip_range": "clip",
+    "buffer_size": "replay_rollouts, or replay_transitions for Rainbow",
+    "policy_kwargs": "network, width, layer_norm and activation",
+    "tensorboard_log": "out, a folder that also gets TensorBoard's events",
+    "verbose": "progress_bar=True in learn()",
+    "device": "jax's own choice of device (JAX_PLATFORMS)",
+}
+
+
+def _check_not_sb3(algorithm: type[Algorithm], env: Any, overrides: Mapping[str, Any]) -> None:
+    """Raise with a hint if the arguments are those of Stable-Baselines3."""
+    if isinstance(env, str) and env in _SB3_POLICIES:
+        raise CapoError(
+            f"{env!r} is a policy of Stable-Baselines3, not an environment: here the environment comes first, and "
+            f"the network follows from its observations: {algorithm.name.upper()}(env), with network=, width= or "
+            "activation= to change it"
+        )
+    settings = field_kinds(algorithm.Config)
+    for name in overrides:
+        if name in _SB3_NAMES and name not in settings:
+            raise CapoError(f"{name} is an argument of Stable-Baselines3; here it is {_SB3_NAMES[name]}")
 
 
 def describe(env: Any) -> dict[str, Any]:

@@ -53,11 +53,13 @@ class Plan:
         settings: with the horizon of this plan.
         target: the iteration at which every seed is done.
         log_every: iterations between two log points.
+        behaviour: who acts, in words, if not the agent's own policy.
     """
 
     settings: CommonSettings
     target: int
     log_every: int
+    behaviour: str | None = None
 
     @property
     def frames_per_iteration(self) -> int:

@@ -154,6 +154,8 @@ _SETUP_FIELDS: Fields = {
     "eval_env": or_null(_TEXT_NAME),
     "semantics": _COUNT,
     "versions": _TEXTS,
+    "behaviour": or_null(_TEXT, "null for the agent's own policy"),
+    "own": _TEXTS,
 }
 CONFIG_FIELDS: Fields = {
     **_SETUP_FIELDS,

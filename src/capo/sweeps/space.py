@@ -140,7 +140,7 @@ def _dimension(name: str, table: Mapping[str, Any], one: Kind, kind: type[Common
         if len(set(choices)) < len(choices):
             raise CapoError(f"[{name}] has a choice twice: {', '.join(map(str, choices))}")
         return Dimension(name, one.traced, choices=choices, integer=one.type is int)
-    if one.choices or one.type is bool:
+    if one.choices or one.type in (bool, str):
         raise CapoError(f"[{name}] needs a list of choices: it is not a number")
     if not {"low", "high"} <= set(table):
         raise CapoError(f"[{name}] needs low and high, or choices")

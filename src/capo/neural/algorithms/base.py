@@ -19,10 +19,13 @@ import numpy as np
 from capo.arrays import Array, Metrics, PyTree
 from capo.envs.layout import Part
 from capo.envs.protocol import Env, EnvSpec
+from capo.errors import CapoError
 from capo.neural.algorithms.settings import CommonSettings
-from capo.neural.parts import networks, replay, schedules
+from capo.neural.parts import networks, policies, replay, schedules
 from capo.neural.parts.iterations import ERA, Iteration
 from capo.neural.parts.networks import Inputs, NetworkSpec, Params
+from capo.neural.parts.onnx_graph import Graph
+from capo.neural.parts.own import NONE, OwnParts
 from capo.neural.parts.replay import ReplaySpec, Rollout
 
 # Metrics of the gradient steps: there are none before an algorithm starts to learn.
@@ -69,6 +72,7 @@ class Algorithm(ABC):
 
     Attributes:
         config: the settings; a subclass annotates their type.
+        own: network and schedules that the user brought.
         network: what the networks look like.
         rollouts: shapes of an iteration's rollouts, and of the replay if whole rollouts are kept.
         frames_per_iteration: environment steps per iteration and seed.
@@ -81,8 +85,8 @@ class Algorithm(ABC):
     samples: ClassVar[bool] = True  # whether the policy is stochastic; if not, the best action is always taken
     config: CommonSettings
 
-    def __init__(self, config: CommonSettings, env: Env) -> None:
-        self.config = config
+    def __init__(self, config: CommonSettings, env: Env, own: OwnParts = NONE) -> None:
+        self.config, self.own = config, own
         spec = EnvSpec(env)
         self.network = replace(
             self._network(spec.seen, spec.n_actions),
@@ -90,6 +94,8 @@ class Algorithm(ABC):
             layout=spec.layout,
             factors=spec.factors,
         )
+        if own.network is not None:
+            self.network = replace(self.network, kind="own", own=own.network, precision="float32", encoders=())
         self.rollouts: ReplaySpec = replay.spec_for(
             spec.observation_shape,
             spec.observation_dtype,
@@ -145,6 +151,58 @@ class Algorithm(ABC):
         """
         return networks.policy_logits(self.network, acting, obs)
 
+    def probabilities(self, params: Params, obs: Array, mask: Array | None = None) -> Array:
+        """pi (..., A) without exploration: of the best action alone if the policy is not stochastic.
+
+        Args:
+            params: all networks of a seed.
+            obs: (..., *observation_shape).
+            mask: (..., A), true where an action is allowed.
+        """
+        scores = self.action_scores(self.acting_params(params), obs)
+        scores, factors = policies.masked(scores, mask), self.network.factors
+        if self.samples:
+            return jnp.exp(policies.log_softmax(scores, factors))
+        best = policies.is_taken(policies.best(scores, factors), scores.shape[-1], factors)
+        return best.astype(jnp.float32)
+
+    def state_values(self, params: Params, obs: Array, pi: Array) -> Array:
+        """V (...,): the critic's, or the mean of Q under ``pi`` (..., A) where the critic gives Q."""
+        if self.samples:
+            q = self.critic_values(networks.outputs(self.network, networks.select(params, "critic"), obs))
+        else:
+            q = self.action_scores(self.acting_params(params), obs)
+        return q[..., 0] if q.shape[-1] == 1 else jnp.sum(pi * q, axis=-1)
+
+    def critic_values(self, outputs: Array) -> Array:
+        """Q (..., A), or V (..., 1), from the outputs of the critic's head."""
+        return outputs
+
+    def export(self, graph: Graph, params: Params, x: str) -> tuple[str, str]:
+        """Add the networks to an ONNX graph.
+
+        Args:
+            graph: to add to.
+            params: of one seed.
+            x: the name of observations (N, *observation_shape), float32.
+
+        Returns:
+            The names of the scores (N, A) of the actions, and of Q (N, A) or V (N, 1).
+        """
+        if "actor" not in params:
+            raise CapoError(f"policies of {self.name} can't be exported")
+        actor, critic = networks.select(params, "actor"), networks.select(params, "critic")
+        features = graph.body(self.network, critic["body"], x)
+        shared = self.network.shared_trunk
+        policy_features = features if shared else graph.body(self.network, actor["body"], x)
+        values = self.export_values(graph, graph.head(critic["head"], features))
+        return graph.head(actor["head"], policy_features), values
+
+    def export_values(self, graph: Graph, outputs: str) -> str:
+        """As :meth:`critic_values`, in an ONNX graph."""
+        del graph
+        return outputs
+
     @property
     def perturbs(self) -> bool:
         """Whether noise is added to the networks at every step."""
@@ -193,6 +251,9 @@ class Algorithm(ABC):
     def learning_rate(self, iteration: Iteration) -> Array:
         """The learning rate of this iteration."""
         config = self.config
+        own = self.own.schedule("learning_rate", self.progress(iteration))
+        if own is not None:
+            return own
         return schedules.decay(config.learning_rate, config.learning_rate_schedule, self.progress(iteration))
 
     def frames_before(self, iteration: Iteration) -> Array:

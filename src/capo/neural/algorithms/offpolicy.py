@@ -24,6 +24,7 @@ from capo.neural.parts import networks, optimisers, policies, replay, schedules
 from capo.neural.parts.critic import CriticHead
 from capo.neural.parts.iterations import Iteration
 from capo.neural.parts.networks import Inputs, NetworkSpec, Params
+from capo.neural.parts.onnx_graph import Graph
 from capo.neural.parts.policies import taken
 from capo.neural.parts.replay import Rollout
 from capo.neural.parts.retrace import retrace, v_trace
@@ -133,6 +134,9 @@ class OffPolicy(Algorithm):
 
     def exploration(self, frames: Array | np.floating[Any]) -> Array:
         config = self.config
+        own = self.own.schedule("epsilon", jnp.asarray(frames) / float(config.horizon))
+        if own is not None:
+            return own
         over = config.epsilon_fraction * config.horizon
         return schedules.epsilon(frames, start=config.epsilon_start, final=config.epsilon_final, over=over)
 
@@ -142,6 +146,15 @@ class OffPolicy(Algorithm):
         factors = self.network.factors
         pi = policies.each_factor(jax.nn.softmax, factors, self.action_scores(acting, inputs))
         return policies.mix_uniform(pi, epsilon, inputs.mask, factors)
+
+    def critic_values(self, outputs: Array) -> Array:
+        return self.critic.values(outputs)
+
+    def export_values(self, graph: Graph, outputs: str) -> str:
+        if not self.critic.categorical:
+            return outputs
+        logits = graph.reshape(outputs, -1, self.network.n_actions, self.critic.n_atoms)
+        return graph.node("MatMul", graph.node("Softmax", logits, axis=-1), graph.constant(self.critic.atoms))
 
     # Learning ---------------------------------------------------------------------------------------------
 
@@ -162,7 +175,9 @@ class OffPolicy(Algorithm):
         packed = rollouts._replace(obs=replay.pack(self.rollouts, rollouts.obs))
         stored = replay.add(self.rollouts, state.replay, packed, iteration)
         rate = self.learning_rate(iteration)
-        entropy = schedules.decay(config.entropy, config.entropy_schedule, self.progress(iteration))
+        entropy = self.own.schedule("entropy", self.progress(iteration))
+        if entropy is None:
+            entropy = schedules.decay(config.entropy, config.entropy_schedule, self.progress(iteration))
         target = networks.prepare(self.network, state.target)
 
         def steps(train: Trained, key: Array, carry: Carry) -> tuple[Carry, Metrics]:

@@ -136,6 +136,9 @@ class OnPolicy(Algorithm):
 
     def entropy_weight(self, iteration: Iteration) -> Array:
         """The weight of the entropy in this iteration."""
+        own = self.own.schedule("entropy", self.progress(iteration))
+        if own is not None:
+            return own
         return schedules.decay(self.config.entropy, self.config.entropy_schedule, self.progress(iteration))
 
     def descend(

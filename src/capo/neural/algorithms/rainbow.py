@@ -46,6 +46,8 @@ from capo.neural.parts import networks, noisy, optimisers, policies, schedules, 
 from capo.neural.parts.critic import two_hot
 from capo.neural.parts.iterations import Iteration, crosses
 from capo.neural.parts.networks import Inputs, NetworkSpec, Params
+from capo.neural.parts.onnx_graph import Graph
+from capo.neural.parts.own import NONE, OwnParts
 from capo.neural.parts.policies import taken_row
 from capo.neural.parts.replay import Rollout
 from capo.neural.parts.transitions import NStep, Transitions
@@ -260,8 +262,8 @@ class RainbowAlgorithm(Algorithm):
     samples = False
     config: RainbowConfig
 
-    def __init__(self, config: RainbowConfig, env: Env) -> None:
-        super().__init__(config, env)
+    def __init__(self, config: RainbowConfig, env: Env, own: OwnParts = NONE) -> None:
+        super().__init__(config, env, own)
         if self.network.factors and config.distributional:
             raise CapoError(
                 f"{env.name!r} has actions of {len(self.network.factors)} factors, whose Q is a sum over them; a "
@@ -314,6 +316,22 @@ class RainbowAlgorithm(Algorithm):
         q = q_values(self.config, outputs(self.config, self.network, acting, inputs))
         return policies.masked(q, inputs.mask)
 
+    def export(self, graph: Graph, params: Params, x: str) -> tuple[str, str]:
+        config, n_actions = self.config, self.network.n_actions
+        n_atoms = config.atoms if config.distributional else 1
+        features = graph.body(self.network, params["body"], x)
+        found = graph.reshape(graph.head(params["advantage"], features), -1, n_actions, n_atoms)
+        if config.dueling:
+            value = graph.reshape(graph.head(params["value"], features), -1, 1, n_atoms)
+            mean = graph.node("ReduceMean", found, axes=[1], keepdims=1)
+            found = graph.node("Sub", graph.node("Add", value, found), mean)
+        if config.distributional:
+            atoms = graph.constant(np.asarray(support(config)))
+            q = graph.node("MatMul", graph.node("Softmax", found, axis=-1), atoms)
+        else:
+            q = graph.reshape(found, -1, n_actions)
+        return q, q
+
     @property
     def perturbs(self) -> bool:
         return self.config.noisy
@@ -326,6 +344,9 @@ class RainbowAlgorithm(Algorithm):
 
     def exploration(self, frames: Array | np.floating[Any]) -> Array:
         config = self.config
+        own = self.own.schedule("epsilon", jnp.asarray(frames) / float(config.horizon))
+        if own is not None:
+            return own
         over = config.epsilon_fraction * config.horizon
         return schedules.epsilon(frames, start=config.epsilon_start, final=config.epsilon_final, over=over)
 

@@ -79,11 +79,11 @@ def all_settings(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     return find(name).settings().to_dict() | dict(settings)
 
 
-def load(path: str | Path, env: Any = None, *, trust: bool = False) -> Agent:
+def load(path: str | Path, env: Any = None, *, eval_env: Any = None, trust: bool = False, **own: Any) -> Agent:
     """The agent of a run's folder or of a saved file, whatever its algorithm; see :meth:`Agent.load`."""
     saved = checkpoint.find(path)
     schema.check_checkpoint(saved.path, saved.content)
-    return find(str(saved.content["algorithm"])).agent.from_checkpoint(saved, env, trust=trust)
+    return find(str(saved.content["algorithm"])).agent.from_checkpoint(saved, env, eval_env, trust, own)
 
 
 def opponent(given: Any, game: Any) -> opponents.Opponent:

@@ -23,6 +23,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -47,7 +48,7 @@ from capo.neural.parts.optimisers import Optimiser
 from capo.neural.parts.schedules import Schedule
 
 Network = Literal["auto", "mlp", "conv", "nature", "impala"]
-Activation = Literal["relu", "tanh"]
+Activation = Literal["relu", "tanh", "silu"]
 RetraceOptimiser = Literal["adam", "rmsprop"]
 Precision = Literal["auto", "float32", "bfloat16"]
 Returns = Literal["retrace", "v-trace"]
@@ -99,7 +100,12 @@ class Search:
         return f"{self.low:g} to {self.high:g}{how}"
 
 
+class Sizes:
+    """Marks a text of positive integers with commas between them; in Python it may be given as a list."""
+
+
 TRACED = Traced()
+Widths = Annotated[str, Sizes()]
 Count = Annotated[int, Between(1)]
 CountOrZero = Annotated[int, Between(0)]
 Fraction = Annotated[float, Between(0, 1)]
@@ -181,8 +187,13 @@ class CommonSettings(Settings):
     smaller ones, else mlp."""
     width: Count = 128
     """Units per dense layer."""
+    widths: Widths = ""
+    """Units of each dense layer, such as 256,128 (in Python also [256, 128]), which also says how many there are.
+    Empty: width units in each of the usual layers."""
     conv_features: Count = 16
     """Filters of the convolution."""
+    activation: Activation = "relu"
+    """Activation of hidden layers: relu, tanh or silu."""
     layer_norm: bool = False
     """Whether to apply LayerNorm before the activation of every hidden layer."""
     precision: Precision = "float32"
@@ -221,7 +232,6 @@ class OnPolicySettings(ActorCriticSettings):
     """Weight of the value loss."""
     width: Count = 64
     activation: Activation = "tanh"
-    """Activation of hidden layers: relu or tanh."""
 
 
 @dataclass(frozen=True)
@@ -317,7 +327,7 @@ def plain(value: Any) -> Any:
 
 
 class Kind(NamedTuple):
-    """What a field can be: one of ``choices`` if there are any, else a bool, or a number in ``allowed``.
+    """What a field can be: one of ``choices`` if there are any, else a bool, sizes, or a number in ``allowed``.
 
     And how tuning treats it: whether it may be ``traced``, and where to ``search`` by default, if at all.
     """
@@ -340,6 +350,8 @@ def _kind(hint: Any) -> Kind:
         number, *notes = get_args(hint)
         allowed = next((note for note in notes if isinstance(note, Between)), Between(-math.inf))
         search = next((note for note in notes if isinstance(note, Search)), None)
+        if any(isinstance(note, Sizes) for note in notes):
+            return Kind(str)
         return Kind(number, (), allowed, any(isinstance(note, Traced) for note in notes), search)
     if get_origin(hint) is Literal:
         return Kind(str, choices=get_args(hint))
@@ -391,6 +403,11 @@ def _check(name: str, value: Any, kind: Kind) -> None:
         if not isinstance(value, bool):
             raise CapoError(f"{name}={value!r} must be true or false")
         return
+    if kind.type is str:
+        parts = value.split(",") if isinstance(value, str) and value else []
+        if not isinstance(value, str) or not all(re.fullmatch(r"[1-9]\d{0,6}", part, re.ASCII) for part in parts):
+            raise CapoError(f"{name}={value!r} must be positive integers, such as 256,128 or [256, 128]")
+        return
     if isinstance(value, bool) or not isinstance(value, int if kind.type is int else int | float):
         raise _not_a_number(name, value, kind)
     if not (abs(value) < sys.float_info.max and kind.allowed.low <= value <= kind.allowed.high):
@@ -401,6 +418,10 @@ def _parse(name: str, value: Any, kind: Kind) -> Any:
     value = plain(value)
     if kind.choices:
         return value
+    if kind.type is str:
+        if isinstance(value, list | tuple):
+            return ",".join(str(plain(one)) for one in value)
+        return value.replace(" ", "") if isinstance(value, str) else str(value)
     if not isinstance(value, str):
         # JSON has one kind of number: 1.0 for an integer and 1 for a float are both meant well.
         if kind.type is int and isinstance(value, float) and value.is_integer():

@@ -175,7 +175,8 @@ class HostLearner(Learner):
             acting = jax.tree.map(lambda leaf: leaf[0], self.algorithm.acting_params(state.params))
 
             def behave(obs: NDArray, step: int, args: Any = (acting, collect_key, epsilon)) -> Any:
-                action, log_mu = self._behave(*args, obs, step)
+                given = None if self.behaviour is None else self.behaviour.on_host(obs)
+                action, log_mu = self._behave(*args, obs, step, given)
                 return np.asarray(action), np.asarray(log_mu)
 
             try:
@@ -245,12 +246,15 @@ class HostLearner(Learner):
         return np.array([value for mine in returns for value in mine[:share]], np.float32)[:episodes]
 
     def _behave_jitted(
-        self, acting: PyTree, key: Array, epsilon: Array, obs: Array, step: Array
+        self, acting: PyTree, key: Array, epsilon: Array, obs: Array, step: Array, given: Array | None
     ) -> tuple[Array, Array]:
         key = jax.random.fold_in(key, step)
         if self.algorithm.perturbs:
             acting = self.algorithm.perturb(acting, self.algorithm.noise(acting, jax.random.fold_in(key, 1), 1)[0])
         log_mu = self.algorithm.behaviour(acting, obs, epsilon)
+        if self.behaviour is not None:
+            assert given is not None
+            log_mu = self.behaviour.mix(log_mu, given, jax.random.fold_in(key, 2))
         action = policies.sample(key, log_mu, self.network.factors)
         return action.astype(jnp.int32), policies.taken(log_mu, action)
 

@@ -112,6 +112,9 @@ class JittedLearner(Learner):
     def compile(self, era: int = 0) -> float:
         if era not in self._compiled:
             begin = time.perf_counter()
+            if self.behaviour is not None:  # what it returns is checked here, on real observations
+                keys = jax.random.split(jax.random.PRNGKey(0), self.config.n_envs)
+                self.behaviour.on_host(np.asarray(jax.vmap(self.env.reset)(keys)[1]))
             shapes = replace(self.shapes(range(self.n_seeds)), era=era)
             if self.mesh is not None:
                 shapes = jax.tree.map(partial(_placed, sharding=NamedSharding(self.mesh, _SEEDS)), shapes)
@@ -183,6 +186,9 @@ class JittedLearner(Learner):
             gumbel, env_keys, noise = random
             now = algorithm.perturb(acting, noise) if algorithm.perturbs else acting
             log_mu = algorithm.behaviour(now, obs, epsilon)
+            if self.behaviour is not None:
+                coin_key = jax.random.fold_in(env_keys[0, 0], 1)
+                log_mu = self.behaviour.mix(log_mu, self.behaviour.traced(obs), coin_key)
             action = policies.best(log_mu + gumbel, algorithm.network.factors).astype(jnp.int32)  # a sample of mu
             moved = _step_and_reset(self._steppable, env_keys, env_state, action)
             returns, lengths = returns + moved.reward, jnp.minimum(lengths, _LONGEST - 1) + 1
@@ -228,7 +234,7 @@ class JittedLearner(Learner):
         shapes = jax.tree.leaves(jax.eval_shape(self._eval_steppable.reset, key))
         inside = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in shapes)
         # Two copies of the state, its random keys, and the activations of the largest layer.
-        widest = max(math.prod(self.env.observation_shape), self.network.n_flat, self.config.width)
+        widest = max(math.prod(self.env.observation_shape), self.network.n_flat, self.network.n_features)
         each = self.n_seeds * (2 * inside + 32 + 4 * widest)
         free = available_memory(self.n_devices)
         if free is not None and episodes * each > 0.8 * free:

@@ -21,6 +21,7 @@ from capo.arrays import Array, NDArray, PyTree
 from capo.envs.protocol import EnvSpec
 from capo.errors import CapoError
 from capo.neural.algorithms.base import Algorithm, TrainState
+from capo.neural.learners.behaviours import Behaviour
 from capo.neural.parts import policies
 from capo.neural.parts.networks import NetworkSpec, ShapesOnly
 from capo.neural.parts.replay import ReplaySpec
@@ -41,10 +42,13 @@ class Learner(ABC):
     Attributes:
         frames_per_iteration: environment steps of one iteration of one seed.
         compile_seconds: what compiling took; None before it is done.
+        behaviour: who acts during training; the agent's own policy if None.
 
     Raises:
         CapoError: if the networks or the replay do not fit into memory. Nothing large is allocated here.
     """
+
+    behaviour: Behaviour | None = None
 
     def __init__(self, algorithm: Algorithm, env: Any, n_seeds: int, eval_env: Any = None) -> None:
         if n_seeds < 1:
@@ -57,6 +61,7 @@ class Learner(ABC):
         self.compile_seconds: float | None = None
         self._check_memory()
         self._act = jax.jit(partial(_act, algorithm), static_argnames="deterministic")
+        self._policy = jax.jit(partial(_policy, algorithm))
 
     # What a training calls --------------------------------------------------------------------------------
 
@@ -154,26 +159,13 @@ class Learner(ABC):
         Raises:
             CapoError: if observations or masks have another shape, a mask allows nothing, or there is none.
         """
-        obs = self.spec.encode(observations)
-        if obs.shape[1:] != tuple(self.env.observation_shape):
-            raise CapoError(
-                f"observations of shape {obs.shape} were given to {self.env.name!r}; it takes "
-                f"{('n', *self.env.observation_shape)}, the first axis counting them"
-            )
+        obs, mask = self._encoded(observations, action_masks)
         if key is None:
             if not deterministic:
                 raise CapoError("act needs a key unless deterministic=True")
             key = jax.random.PRNGKey(0)
-        if self.spec.masked and action_masks is None:
-            raise CapoError(
-                f"{self.env.name!r} has action masks, and the policy was trained with them: give the mask of the "
-                "observation as action_masks= (all true to allow everything)"
-            )
-        mask = check_masks(action_masks, len(obs), int(self.env.n_actions))
         if not len(obs):
             return np.zeros((0, *self.replay.action_shape), np.int32)
-        if self.spec.masked:
-            obs = self.spec.with_masks(obs, mask)
         return np.asarray(self._act(params, obs, key, mask, deterministic=deterministic))
 
     def policy_function(self, params: PyTree) -> Callable[[Array, Array, Array], Array]:
@@ -187,6 +179,34 @@ class Learner(ABC):
             return _act(self.algorithm, params, observation[None], key, mask, deterministic=False)[0]
 
         return policy
+
+    def policy(self, params: PyTree, observations: Any, action_masks: Any = None) -> tuple[NDArray, NDArray]:
+        """Probabilities (N, A) of the actions and values (N,) of a batch; see :meth:`act` for the arguments."""
+        obs, mask = self._encoded(observations, action_masks)
+        if not len(obs):
+            return np.zeros((0, mask.shape[1]), np.float32), np.zeros(0, np.float32)
+        probabilities, values = self._policy(params, obs, mask)
+        return np.asarray(probabilities), np.asarray(values)
+
+    def _encoded(self, observations: Any, action_masks: Any) -> tuple[NDArray, NDArray]:
+        """Observations (N, ...) as the networks take them, packed with their masks if there are any; masks (N, A).
+
+        Raises:
+            CapoError: if one of them has another shape, a mask allows nothing, or there is none.
+        """
+        obs = self.spec.encode(observations)
+        if obs.shape[1:] != tuple(self.env.observation_shape):
+            raise CapoError(
+                f"observations of shape {obs.shape} were given to {self.env.name!r}; it takes "
+                f"{('n', *self.env.observation_shape)}, the first axis counting them"
+            )
+        if self.spec.masked and action_masks is None:
+            raise CapoError(
+                f"{self.env.name!r} has action masks, and the policy was trained with them: give the mask of the "
+                "observation as action_masks= (all true to allow everything)"
+            )
+        mask = check_masks(action_masks, len(obs), int(self.env.n_actions))
+        return (self.spec.with_masks(obs, mask) if self.spec.masked and len(obs) else obs), mask
 
     # What a run says about itself -------------------------------------------------------------------------
 
@@ -371,6 +391,11 @@ def _act(algorithm: Algorithm, params: PyTree, obs: Array, key: Array, mask: Arr
     best = deterministic or not algorithm.samples
     factors = algorithm.network.factors
     return policies.best(scores, factors) if best else policies.sample(key, scores, factors)
+
+
+def _policy(algorithm: Algorithm, params: PyTree, obs: Array, mask: Array) -> tuple[Array, Array]:
+    pi = algorithm.probabilities(params, obs, mask)
+    return pi, algorithm.state_values(params, obs, pi)
 
 
 def _bytes(shapes: PyTree) -> int:

@@ -9,6 +9,7 @@ rows, side by side, are multiplied by one banded matrix to give a row of the res
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
 import jax
@@ -80,9 +81,16 @@ def activate(style: Style, layer: Layer, values: Array) -> Array:
     relu = style.activation == "relu"
     if "scale" in layer:
         x = normalise(values, layer["bias"], layer["scale"], layer["shift"], relu, kernels_run_here())
-        return x if relu else jnp.tanh(x.astype(jnp.float32)).astype(values.dtype)
+        return x if relu else _ACTIVATIONS[style.activation](x.astype(jnp.float32)).astype(values.dtype)
     x = values.astype(jnp.float32) + layer["bias"]
-    return (jax.nn.relu(x) if relu else jnp.tanh(x)).astype(values.dtype)
+    return _ACTIVATIONS[style.activation](x).astype(values.dtype)
+
+
+_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "relu": jax.nn.relu,
+    "tanh": jnp.tanh,
+    "silu": jax.nn.silu,
+}
 
 
 def as_float(style: Style, obs: Array, byte_high: int) -> Array:

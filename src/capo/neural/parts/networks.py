@@ -28,6 +28,7 @@ from capo.envs.layout import Layout, Part
 from capo.neural.parts import encoders, layers
 from capo.neural.parts.encoders import Encoder
 from capo.neural.parts.layers import KERNEL, Layer, ShapesOnly, dense, hidden, shapes
+from capo.neural.parts.own_network import OwnNetwork
 from capo.neural.parts.policies import masked
 
 __all__ = ["Inputs", "Layer", "NetworkSpec", "Params", "ShapesOnly", "dense", "shapes"]
@@ -40,7 +41,7 @@ Params: TypeAlias = PyTree
 class NetworkSpec:
     """What the networks look like; decides the parameter tree."""
 
-    kind: Literal["mlp", "conv", "parts"]
+    kind: Literal["mlp", "conv", "parts", "own"]
     observation_shape: tuple[int, ...]  # what the first layer takes, if the kind is not "parts"
     n_actions: int
     width: int
@@ -48,17 +49,23 @@ class NetworkSpec:
     layer_norm: bool
     shared_trunk: bool
     precision: Literal["float32", "bfloat16"] = "float32"
-    activation: Literal["relu", "tanh"] = "relu"
+    activation: Literal["relu", "tanh", "silu"] = "relu"
     critic_outputs: int | None = None  # numbers that the critic's head gives; one per action if None
     dense_layers: int | None = None  # if None: one after a convolution, two without one
     byte_high: int = 255  # the largest value of observations that are bytes
     layout: Layout | None = None  # if given, observations are rows of bytes packed by it
     encoders: tuple[Encoder, ...] = ()  # of the parts of the observation, if the kind is "parts"
     factors: tuple[int, ...] = ()  # sizes of the factors of an action, adding up to n_actions; () if it has none
+    own: OwnNetwork | None = None  # the body that the user brought, if the kind is "own"
+    widths: tuple[int, ...] = ()  # units of each dense layer; empty: ``width`` units in ``n_dense`` layers
 
     @property
     def n_dense(self) -> int:
         """Dense layers of a body, after what the encoders give."""
+        if self.own is not None:
+            return 0
+        if self.widths:
+            return len(self.widths)
         if self.dense_layers is not None:
             return self.dense_layers
         convolves = self.kind == "conv" or any(one.convolves for one in self.encoders)
@@ -67,14 +74,21 @@ class NetworkSpec:
     @property
     def n_features(self) -> int:
         """Numbers that a body gives to the heads."""
-        return self.width if self.n_dense else self.n_flat
+        if self.own is not None:
+            return self.own.n_features
+        return self.dense_widths[-1] if self.n_dense else self.n_flat
+
+    @property
+    def dense_widths(self) -> tuple[int, ...]:
+        """Units of each dense layer of a body."""
+        return self.widths or (self.width,) * self.n_dense
 
     @property
     def n_flat(self) -> int:
         """Numbers that go into the first dense layer."""
         if self.kind == "parts":
             return sum(one.n_outputs for one in self.encoders)
-        if self.kind == "mlp":
+        if self.kind != "conv":
             return Part("", self.observation_shape, "float32").size
         return layers.grid_size(self.observation_shape, self.conv_features)
 
@@ -88,12 +102,16 @@ class NetworkSpec:
 
 
 class NetworkSettings(Protocol):
-    """The settings that decide what the networks look like; ``shared_trunk`` and ``activation`` are optional."""
+    """The settings that decide what the networks look like; ``shared_trunk`` is optional."""
 
     @property
     def network(self) -> encoders.Network: ...
     @property
     def width(self) -> int: ...
+    @property
+    def widths(self) -> str: ...
+    @property
+    def activation(self) -> Literal["relu", "tanh", "silu"]: ...
     @property
     def conv_features(self) -> int: ...
     @property
@@ -124,7 +142,8 @@ def spec_for(config: NetworkSettings, seen: Sequence[Part] | Sequence[int], n_ac
         config.conv_features,
         config.layer_norm,
         getattr(config, "shared_trunk", True),
-        activation=getattr(config, "activation", "relu"),
+        activation=config.activation,
+        widths=tuple(int(size) for size in config.widths.split(",")) if config.widths else (),
         byte_high=first.part.high if simple else 255,
         encoders=() if simple else chosen,
     )
@@ -160,8 +179,9 @@ def select(params: Params, name: Literal["actor", "critic"]) -> Params:
 class Inputs(NamedTuple):
     """Observations in the form that the first layers take, to share them between networks."""
 
-    # (..., n); for a small grid what layers.grid_windows gives; for several parts a tuple with one entry for each
-    x: Array | tuple[Array, ...]
+    # (..., n); for a small grid what layers.grid_windows gives; for several parts a tuple with one entry for each;
+    # for a network of the user's, the observation itself
+    x: PyTree
     mask: Array | None = None  # (..., A) the actions allowed; None if all are, everywhere
 
     def steps(self, start: int, stop: int | None) -> Inputs:
@@ -180,6 +200,10 @@ def inputs(spec: NetworkSpec, obs: Array | Inputs) -> Inputs:
     if isinstance(obs, Inputs):
         return obs
     mask = spec.layout.mask(obs) if spec.layout is not None and spec.layout.masked else None
+    if spec.own is not None and spec.layout is not None and len(spec.layout.seen) > 1:
+        given = spec.layout.unpack(obs)
+        seen = spec.layout.seen
+        return Inputs({one.name: layers.as_float(spec, given[one.name], one.high) for one in seen}, mask)
     if spec.kind == "parts":
         values = {spec.encoders[0].part.name: obs} if spec.layout is None else spec.layout.unpack(obs)
         return Inputs(tuple(encoders.inputs(spec, one, values[one.part.name]) for one in spec.encoders), mask)
@@ -190,6 +214,8 @@ def inputs(spec: NetworkSpec, obs: Array | Inputs) -> Inputs:
         plain = obs
     lead = plain.shape[: plain.ndim - len(spec.observation_shape)]
     x = layers.as_float(spec, plain, spec.byte_high)
+    if spec.own is not None:
+        return Inputs(x, mask)
     x = layers.grid_windows(spec.observation_shape, x) if spec.kind == "conv" else x.reshape(*lead, -1)
     return Inputs(x, mask)
 
@@ -198,6 +224,8 @@ def prepare(spec: NetworkSpec, params: Params) -> Params:
     """The networks with their kernels in the form that products take: for loops in which they do not change."""
 
     def prepared(node: PyTree) -> PyTree:
+        if "own" in node:
+            return node
         if layers.is_layer(node):
             return node | {"kernel": node["kernel"].astype(spec.precision)}
         node = node | {"dense": [prepared(layer) for layer in node["dense"]]}
@@ -207,7 +235,7 @@ def prepare(spec: NetworkSpec, params: Params) -> Params:
         return node | {"conv": layers.wide_kernel(spec, spec.observation_shape, node["conv"])}
 
     def layer_or_body(node: PyTree) -> bool:
-        return isinstance(node, dict) and ("kernel" in node or "conv" in node or "parts" in node)
+        return isinstance(node, dict) and bool({"kernel", "conv", "parts", "own"} & node.keys())
 
     made: Params = jax.tree.map(prepared, params, is_leaf=layer_or_body)
     return made
@@ -250,6 +278,8 @@ def head(spec: NetworkSpec, layer: Layer, features: Array) -> Array:
 def body(spec: NetworkSpec, params: Params, obs: Array | Inputs) -> Array:
     """Observations (..., *observation_shape) to features (..., width)."""
     x = inputs(spec, obs).x
+    if spec.own is not None:
+        return spec.own.apply(params["own"], x)
     if isinstance(x, tuple):
         parts = zip(spec.encoders, params["parts"], x, strict=True)
         x = encoders.join([encoders.apply(spec, *part) for part in parts])
@@ -257,16 +287,19 @@ def body(spec: NetworkSpec, params: Params, obs: Array | Inputs) -> Array:
         x = layers.convolve_grid(spec, spec.observation_shape, params["conv"], x, spec.conv_features)
     for layer in params["dense"]:
         x = layers.activate(spec, layer, layers.product(spec, layer["kernel"], x))
-    return x
+    features: Array = x
+    return features
 
 
 def init_body(spec: NetworkSpec, rng: np.random.Generator) -> Params:
-    """Orthogonal layers of one body."""
+    """Orthogonal layers of one body, or what the user's network starts with."""
+    if spec.own is not None:
+        return {"own": spec.own.shapes() if isinstance(rng, ShapesOnly) else spec.own.init(rng), "dense": []}
     body: Params = {}
     if spec.kind == "parts":
         body["parts"] = [encoders.init(spec, one, rng) for one in spec.encoders]
     elif spec.kind == "conv":
         body["conv"] = hidden(spec, rng, KERNEL * KERNEL * spec.observation_shape[2], spec.conv_features)
-    sizes = [spec.n_flat, *(spec.width,) * spec.n_dense]
+    sizes = [spec.n_flat, *spec.dense_widths]
     body["dense"] = [hidden(spec, rng, n_in, n_out) for n_in, n_out in itertools.pairwise(sizes)]
     return body

@@ -1,0 +1,169 @@
+"""Policies that act during training in place of the agent's own: a function, another agent, or a mixture.
+
+Off-policy algorithms learn from the actions of any policy, as long as they know how probable each action was when
+it was taken: Retrace divides by it. So a behaviour is a function of observations that gives, for a batch of N,
+
+    the probabilities (N, A) of all actions, from which capo draws with the run's own random numbers; or
+    actions (N,) that it chose itself, and the probability (N,) with which it chose each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import io_callback
+
+from capo.arrays import Array, NDArray
+from capo.envs.failures import describe_error
+from capo.errors import CapoError
+
+Function = Callable[[Any], Any]
+_FORMS = (
+    "it must return the probabilities (n, actions) of all actions, or a pair: the actions (n,) it takes and the "
+    "probability (n,) of each of them"
+)
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """A behaviour that acts only some of the time: ``learn(..., behaviour=Mixture(f, share=0.5))``.
+
+    Args:
+        behaviour: a function or an agent, as for ``learn``.
+        share: the probability, at every step, that it acts; otherwise the agent's own policy does.
+    """
+
+    behaviour: Any
+    share: float
+
+    def __post_init__(self) -> None:
+        number = isinstance(self.share, int | float | np.number) and not isinstance(self.share, bool)
+        if not number or not 0 < self.share <= 1:
+            raise CapoError(f"share={self.share!r} of a Mixture must be a number above 0 and at most 1")
+
+
+@dataclass
+class Behaviour:
+    """A function that acts on ``n_actions`` actions, with probability ``share`` at every step.
+
+    Two are equal if they act alike, so that a compiled program serves both.
+
+    Attributes:
+        function: see the top of this file; it gets observations (N, *observation_shape) as the networks do.
+        note: what it is, in words.
+        draws: whether it chooses actions itself; None before its first call.
+    """
+
+    function: Function
+    share: float
+    n_actions: int
+    note: str = field(compare=False)
+    draws: bool | None = field(default=None, init=False, compare=False)
+
+    def on_host(self, observations: NDArray) -> NDArray:
+        """Log-probabilities (N, A) for concrete observations; -inf but for the chosen action if it draws itself.
+
+        Raises:
+            CapoError: if the function raises, or returns something else than it must.
+        """
+        try:
+            result = self.function(observations)
+        except CapoError:
+            raise
+        except Exception as error:
+            raise CapoError(f"behaviour ({self.note}) raised {describe_error(error)}") from error
+        self._note_form(result)
+        count = len(observations)
+        if self.draws:
+            actions, probabilities = self._pair(np.asarray(result[0]), np.asarray(result[1]), count)
+            log_mu = np.full((count, self.n_actions), -np.inf, np.float32)
+            log_mu[np.arange(count), actions] = np.log(probabilities)
+            return log_mu
+        with np.errstate(divide="ignore"):
+            return np.log(self._distribution(np.asarray(result), count), dtype=np.float32)
+
+    def traced(self, observations: Array) -> Array:
+        """The same inside a jitted program: traced if the function is written in jax, else called on the host.
+
+        :meth:`on_host` must have been called before, which checks what it returns.
+        """
+        shape = jax.ShapeDtypeStruct((len(observations), self.n_actions), jnp.float32)  # type: ignore[no-untyped-call]
+        if not self.is_traceable(observations.shape, observations.dtype):
+            called: Array = io_callback(lambda obs: self.on_host(np.asarray(obs)), shape, observations)
+            return called
+        result = self.function(observations)
+        if not self.draws:
+            return jnp.log(jnp.asarray(result, jnp.float32))
+        actions, probabilities = map(jnp.asarray, result)
+        chosen = jnp.arange(self.n_actions) == actions[:, None]
+        return jnp.where(chosen, jnp.log(probabilities.astype(jnp.float32))[:, None], -jnp.inf)
+
+    def is_traceable(self, shape: tuple[int, ...], dtype: Any) -> bool:
+        """Whether the function is one of jax: given an abstract array, it returns jax's arrays.
+
+        One that returns numpy's would be called once, and its result repeated for ever.
+        """
+        found: list[bool] = []
+
+        def trace(observations: Array) -> Array:
+            result = self.function(observations)
+            leaves = result if isinstance(result, tuple | list) else [result]
+            found.append(all(isinstance(leaf, jax.Array) for leaf in leaves))
+            return jnp.zeros(())
+
+        try:
+            jax.eval_shape(trace, jax.ShapeDtypeStruct(shape, dtype))  # type: ignore[no-untyped-call]
+        except Exception:  # whatever numpy or the function itself says about an abstract array
+            return False
+        return found[0]
+
+    def mix(self, own: Array, given: Array, key: Array) -> Array:
+        """The log-probabilities (N, A) to draw from and to store.
+
+        Where the function draws itself, a coin decides who acts, and what is stored is the probability of whoever
+        did.
+
+        Args:
+            own: (N, A) of the agent's own policy.
+            given: (N, A) from :meth:`on_host` or :meth:`traced`.
+            key: for the coins.
+        """
+        if self.share >= 1:
+            return given
+        if self.draws:
+            return jnp.where(jax.random.uniform(key, (len(own), 1)) < self.share, given, own)
+        return jnp.logaddexp(given + np.log(self.share), own + np.log1p(-self.share))
+
+    def _note_form(self, result: Any) -> None:
+        draws = isinstance(result, tuple | list) and len(result) == 2
+        if self.draws not in (None, draws):
+            raise CapoError(f"behaviour ({self.note}) returned a pair once and one array another time: {_FORMS}")
+        self.draws = draws
+
+    def _pair(self, actions: NDArray, probabilities: NDArray, count: int) -> tuple[NDArray, NDArray]:
+        shapes = f"shapes {actions.shape} and {probabilities.shape}"
+        if actions.shape != (count,) or probabilities.shape != (count,):
+            raise self._wrong(f"{shapes} for {count} observations")
+        if actions.dtype.kind not in "iu":
+            raise self._wrong(f"actions of dtype {actions.dtype}, which are not integers")
+        if ((actions < 0) | (actions >= self.n_actions)).any():
+            raise self._wrong(f"an action outside 0 to {self.n_actions - 1}")
+        if not ((probabilities > 0) & (probabilities <= 1 + 1e-5)).all():
+            raise self._wrong("a probability of a taken action that is not above 0 and at most 1")
+        return actions, probabilities
+
+    def _distribution(self, probabilities: NDArray, count: int) -> NDArray:
+        if probabilities.shape != (count, self.n_actions) or probabilities.dtype.kind != "f":
+            shown = f"an array of shape {probabilities.shape} and dtype {probabilities.dtype}"
+            raise self._wrong(f"{shown} for {count} observations and {self.n_actions} actions")
+        if not ((probabilities >= 0).all() and np.allclose(probabilities.sum(axis=1), 1, atol=1e-3)):
+            raise self._wrong("probabilities that are negative or do not sum to 1")
+        return probabilities
+
+    def _wrong(self, what: str) -> CapoError:
+        return CapoError(f"behaviour ({self.note}) returned {what}: {_FORMS}")

@@ -1,0 +1,186 @@
+"""Learning from another policy: functions, agents and mixtures, on jitted and host environments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers_shell import ENV, TINY
+
+import capo
+from capo.neural.learners.behaviours import Behaviour
+
+SMALL: dict[str, Any] = TINY | {"horizon": 640}
+OBS = np.zeros((6, 4), np.float32)
+
+
+def mostly_second(obs: Any) -> Any:
+    """A jax function: probabilities of CartPole's or the probe's two actions."""
+    return jnp.broadcast_to(jnp.array([0.2, 0.8]), (len(obs), 2))
+
+
+class Scripted:
+    """A host function that takes actions itself, with its own random numbers."""
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(0)
+        self.calls = 0
+
+    def __call__(self, obs: Any) -> Any:
+        self.calls += 1
+        actions = (self.rng.random(len(obs)) < 0.8).astype(np.int64)
+        return actions, np.where(actions == 1, 0.8, 0.2)
+
+
+def stored(agent: Any) -> tuple[Any, Any]:
+    """The actions and log-probabilities in the replay of the first seed that were ever written."""
+    replay = agent._states.groups[0].state.replay
+    written = np.asarray(replay.log_mu[0]) != 0
+    return np.asarray(replay.action[0])[written], np.asarray(replay.log_mu[0])[written]
+
+
+@pytest.mark.parametrize("env", ["probe-action", "CartPole-v1"])
+@pytest.mark.parametrize("function", [mostly_second, Scripted()], ids=["jax", "host"])
+def test_the_behaviour_acts_and_its_probabilities_are_stored(env: str, function: Any) -> None:
+    agent = capo.NCAPO(env, **SMALL).learn(640, behaviour=function)
+    action, log_mu = stored(agent)
+    np.testing.assert_allclose(np.exp(log_mu), np.where(action == 1, 0.8, 0.2), rtol=1e-5)
+    assert abs(np.mean(action) - 0.8) < 5 * np.sqrt(0.16 / len(action))
+
+
+def test_a_host_function_is_called_at_every_step_of_a_jitted_environment() -> None:
+    function = Scripted()
+    agent = capo.NCAPO("probe-action", seeds=2, **SMALL)
+    agent.learn(160, behaviour=function)
+    steps = 160 // agent.config.n_envs
+    assert function.calls >= 2 * steps  # of both seeds; once more to check it
+
+
+def test_a_mixture_stores_what_was_drawn_from() -> None:
+    agent = capo.NCAPO("probe-action", **SMALL, epsilon_start=1.0, epsilon_final=1.0)  # its own policy: uniform
+    agent.learn(640, behaviour=capo.Mixture(mostly_second, share=0.5))
+    action, log_mu = stored(agent)
+    np.testing.assert_allclose(np.exp(log_mu), np.where(action == 1, 0.65, 0.35), rtol=1e-5)
+    assert abs(np.mean(action) - 0.65) < 5 * np.sqrt(0.25 / len(action))
+
+
+def test_a_mixture_with_a_function_that_draws_stores_the_probability_of_whoever_acted() -> None:
+    agent = capo.NCAPO("CartPole-v1", **SMALL, epsilon_start=1.0, epsilon_final=1.0)
+    agent.learn(640, behaviour=capo.Mixture(Scripted(), share=0.25))
+    probability = np.exp(stored(agent)[1])
+    own = np.isclose(probability, 0.5, rtol=1e-5)
+    assert (own | np.isclose(probability, 0.8) | np.isclose(probability, 0.2)).all()
+    assert abs(own.mean() - 0.75) < 5 * np.sqrt(0.19 / len(own))
+
+
+def test_another_agent_acts_as_it_is_now() -> None:
+    teacher = capo.PPO("probe-action", width=16, n_envs=4, rollout_length=16, batch_size=32).learn(128)
+    agent = capo.NCAPO("probe-action", **SMALL).learn(64, behaviour=teacher)
+    replay = agent._states.groups[0].state.replay
+    obs, action = np.asarray(replay.obs[0])[:, : replay.action.shape[-1]], np.asarray(replay.action[0])
+    expected = teacher.policy(obs.reshape(-1, 1)).probabilities.reshape(*action.shape, 2)
+    written = np.asarray(replay.log_mu[0]) != 0
+    taken = np.take_along_axis(expected, action[..., None], axis=-1)[..., 0]
+    np.testing.assert_allclose(np.exp(replay.log_mu[0])[written], taken[written], rtol=1e-5)
+    with pytest.raises(capo.CapoError, match=r"can't act on 'CartPole-v1': its observation_shape is \(1,\)"):
+        capo.NCAPO("CartPole-v1", **SMALL).learn(64, behaviour=teacher)
+
+
+def test_every_off_policy_algorithm_takes_it_and_learns_from_it() -> None:
+    """From uniformly random actions alone, the probe's best action is found."""
+
+    def uniform(obs: Any) -> Any:
+        return jnp.full((len(obs), 2), 0.5)
+
+    for kind in (capo.NCAPO, capo.OffPAC, capo.Rainbow):
+        agent = kind("probe-action", width=16).learn(6000, behaviour=uniform)
+        assert agent.evaluate(100, deterministic=True).mean > 0.9, kind
+
+
+def test_on_policy_algorithms_refuse() -> None:
+    for kind in (capo.PPO, capo.A2C):
+        with pytest.raises(capo.CapoError, match=r"is on-policy.*needs an off-policy algorithm"):
+            kind("probe-action").learn(64, behaviour=mostly_second)
+
+
+def test_a_run_that_was_stopped_continues_exactly_with_the_behaviour_given_again(tmp_path: Path) -> None:
+    whole = capo.NCAPO(ENV, **SMALL).learn(320, behaviour=mostly_second)
+    run = capo.NCAPO(ENV, **SMALL, out=tmp_path / "run", log_every=80)
+    run.learn(320, behaviour=mostly_second, callback=lambda *_: False)
+    run.close()
+    resumed = capo.NCAPO.resume(tmp_path / "run")
+    assert resumed.frames_left
+    with pytest.raises(capo.CapoError, match=r"the function mostly_second acted.*behaviour=\"own\""):
+        resumed.learn(resumed.frames_left)
+    resumed.learn(resumed.frames_left, behaviour=mostly_second)
+    for ours, theirs in zip(jax.tree.leaves(resumed.params), jax.tree.leaves(whole.params), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    resumed.learn(64)  # the plan is done: its own policy may act from now on
+
+
+def test_the_agent_may_act_itself_after_all(tmp_path: Path) -> None:
+    run = capo.NCAPO("probe-action", **SMALL, out=tmp_path / "run", log_every=80)
+    run.learn(320, behaviour=mostly_second, callback=lambda *_: False)
+    assert run.learn(run.frames_left, behaviour="own").frames == 320
+
+
+@pytest.mark.parametrize(
+    ("returned", "what"),
+    [
+        (np.full((6, 3), 1 / 3), r"shape \(6, 3\).*6 observations and 2 actions"),
+        (np.ones((6, 2)), "do not sum to 1"),
+        (np.array([[-0.5, 1.5]] * 6), "negative"),
+        (np.ones(6, np.int64), r"shape \(6,\) and dtype int64"),
+        ((np.ones(5, np.int64), np.ones(5)), r"shapes \(5,\) and \(5,\) for 6 observations"),
+        ((np.full(6, 2), np.ones(6)), "an action outside 0 to 1"),
+        ((np.ones(6, np.int64), np.zeros(6)), "not above 0"),
+        ((np.ones(6), np.ones(6)), "dtype float64, which are not integers"),
+        (None, "an array of shape"),
+    ],
+)
+def test_what_a_function_returns_is_checked(returned: Any, what: str) -> None:
+    with pytest.raises(capo.CapoError, match=what):
+        Behaviour(lambda _: returned, 1.0, 2, "f").on_host(OBS)
+
+
+def test_mistakes_are_told_before_anything_is_trained() -> None:
+    def broken(_: Any) -> Any:
+        raise KeyError("no such state")
+
+    agent = capo.NCAPO("probe-action", **SMALL)
+    with pytest.raises(capo.CapoError, match=r"the function broken\) raised KeyError"):
+        agent.learn(64, behaviour=broken)
+    with pytest.raises(capo.CapoError, match="must be a function of observations, an agent"):
+        agent.learn(64, behaviour="random")
+    with pytest.raises(capo.CapoError, match=r"share=0 .* must be a number above 0"):
+        capo.Mixture(mostly_second, share=0)
+    assert agent.frames == 0
+
+
+def test_a_functions_form_may_not_change() -> None:
+    forms = iter([np.full((6, 2), 0.5), (np.zeros(6, int), np.ones(6))])
+    behaviour = Behaviour(lambda _: next(forms), 1.0, 2, "f")
+    behaviour.on_host(OBS)
+    with pytest.raises(capo.CapoError, match="a pair once and one array another time"):
+        behaviour.on_host(OBS)
+
+
+def test_functions_of_numpy_are_not_taken_for_functions_of_jax() -> None:
+    """One that ignores its argument could be traced, and would repeat its first result for ever."""
+    host = Behaviour(Scripted(), 1.0, 2, "f")
+    assert not host.is_traceable((6, 4), np.float32)
+    assert Behaviour(mostly_second, 1.0, 2, "f").is_traceable((6, 4), np.float32)
+    assert not Behaviour(lambda obs: np.asarray(obs)[:, :2], 1.0, 2, "f").is_traceable((6, 4), np.float32)
+
+
+def test_vector_environments_take_a_behaviour_too() -> None:
+    vector = gymnasium.make_vec("CartPole-v1", num_envs=3)
+    agent = capo.NCAPO(vector, **(SMALL | {"n_envs": 3})).learn(120, behaviour=Scripted())
+    action, log_mu = stored(agent)
+    np.testing.assert_allclose(np.exp(log_mu), np.where(action == 1, 0.8, 0.2), rtol=1e-5)
+    vector.close()
