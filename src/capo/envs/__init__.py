@@ -1,4 +1,4 @@
-"""Environments, inside jax (:class:`JittedEnv`: MinAtar, your own) or on the host (:class:`HostEnv`: Gymnasium).
+"""Environments, inside jax (:class:`JittedEnv`: MinAtar, your own) or on the host (:class:`HostEnv`: Gymnasium's).
 
 :func:`make` turns whatever a user gives into one of the two; :class:`EnvSpec` describes either to the learners.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 from typing import Any
 
+from capo.envs.atari import AtariEnv, is_atari
 from capo.envs.gymnasium import GymEnv, is_gymnasium_object
 from capo.envs.ids import is_gymnasium_id, prepare_named_in_file, registry
 from capo.envs.minatar.games import NAMES, MinAtar
@@ -23,15 +24,15 @@ def make(env: Any) -> Env:
     """An environment that a learner can run.
 
     Args:
-        env: a name (``minatar-breakout``, a Gymnasium id), a ``gymnasium.Env``, a Gymnasium vector
-            environment, or an object of the jitted protocol.
+        env: a name (``minatar-breakout``, ``ALE/Pong-v5``, a Gymnasium id), a ``gymnasium.Env``, a Gymnasium
+            vector environment, or an object of the jitted protocol.
 
     Returns:
         A :class:`JittedEnv` (an object of the protocol is returned as it is) or a :class:`HostEnv`.
     """
     if isinstance(env, str):
         return _by_name(env)
-    if isinstance(env, GymEnv | MinAtar):
+    if isinstance(env, GymEnv | MinAtar | AtariEnv):
         return env
     if is_gymnasium_object(env):
         return GymEnv(env)
@@ -45,6 +46,8 @@ def _by_name(name: str) -> Env:
         return MinAtar(name)
     if name in PROBES:
         return PROBES[name]
+    if is_atari(name):
+        return AtariEnv(name)
     if is_gymnasium_id(name):
         return GymEnv(name)
     ids = sorted(registry())

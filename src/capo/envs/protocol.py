@@ -22,6 +22,7 @@ class JittedEnv(Protocol):
     Optional: ``truncates = False`` promises that ``truncated`` is never true, which halves the replay.
     ``observation_high`` is the largest value of observations that are bytes; without it they are images, 0 to 255.
     ``layout`` says that observations are rows of bytes packed by that :class:`Layout`: several parts, a mask.
+    ``frame_stack = k`` says that an observation is the last k frames side by side, see :mod:`capo.envs.wrappers`.
     """
 
     name: str
@@ -47,6 +48,12 @@ class HostStep(NamedTuple):
     terminated: NDArray  # (n,) bool
     truncated: NDArray  # (n,) bool, false where terminated
     valid: NDArray  # (n,) bool, false where the call only reset the environment
+    over: NDArray | None = None  # (n,) bool, see :attr:`ended`; None where it is the same as the end of learning
+
+    @property
+    def ended(self) -> NDArray:
+        """(n,) Where an episode ended as people count it: a game of several lives outlives the loss of one."""
+        return self.terminated | self.truncated if self.over is None else self.over
 
 
 class HostVector(Protocol):
@@ -144,6 +151,7 @@ class EnvSpec:
         self.vector_copies: int | None = getattr(env, "vector_copies", None)
         self.encode: Callable[[NDArray], NDArray] = getattr(env, "encode", lambda obs: obs.astype(dtype))
         self.layout: Layout | None = getattr(env, "layout", None)
+        self.frame_stack = int(getattr(env, "frame_stack", 1))
 
     @property
     def seen(self) -> tuple[Part, ...]:

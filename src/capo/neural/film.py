@@ -24,7 +24,7 @@ class Playable(Protocol):
     """What a film needs of an agent."""
 
     @property
-    def env(self) -> Any: ...
+    def played_env(self) -> Any: ...
     def predict(self, observation: Any, *, deterministic: bool = False) -> tuple[NDArray, Any]: ...
     def close(self) -> None: ...
 
@@ -55,7 +55,9 @@ def record(
     pictures, scores = [], []
     for frame in play(agent, episodes, steps, deterministic=deterministic, seed=seed):
         picture = gif.draw_observation(frame.observation) if frame.picture is None else frame.picture
-        pictures.append(gif.with_caption(picture, f"{agent.env.name}   step {frame.step}   score {frame.score:g}"))
+        pictures.append(
+            gif.with_caption(picture, f"{agent.played_env.name}   step {frame.step}   score {frame.score:g}")
+        )
         if frame.last:
             scores.append(frame.score)
     gif.write_gif(path, pictures, per_second)
@@ -72,7 +74,7 @@ def check_target(path: Path, per_second: Any) -> None:
 def play(agent: Playable, episodes: int, steps: int, *, deterministic: bool, seed: int) -> Iterator[Frame]:
     """The frames of ``episodes`` whole episodes, or of the first ``steps`` steps of them."""
     check_seed(seed)
-    player = _play_jitted if is_jitted(agent.env) else _play_gymnasium
+    player = _play_jitted if is_jitted(agent.played_env) else _play_gymnasium
     left = steps
     for episode in range(episodes):
         for frame in player(agent, deterministic, seed + episode):
@@ -83,7 +85,7 @@ def play(agent: Playable, episodes: int, steps: int, *, deterministic: bool, see
 
 
 def _play_jitted(agent: Playable, deterministic: bool, seed: int) -> Iterator[Frame]:
-    reset, advance = jax.jit(agent.env.reset), jax.jit(agent.env.step)
+    reset, advance = jax.jit(agent.played_env.reset), jax.jit(agent.played_env.step)
     key = jax.random.PRNGKey(seed)
     env_state, observation = reset(jax.random.fold_in(key, 0))
     step, score, last = 0, 0.0, False
@@ -100,24 +102,24 @@ def _play_jitted(agent: Playable, deterministic: bool, seed: int) -> Iterator[Fr
 
 
 def _play_gymnasium(agent: Playable, deterministic: bool, seed: int) -> Iterator[Frame]:
-    watched = agent.env.open_to_watch()
+    watched = agent.played_env.open_to_watch()
     env = watched.env
     if not watched.owned:
         agent.close()  # training continues with new episodes
     step, score, last = 0, 0.0, False
 
     def seen() -> Frame:
-        with failure_context(f"{agent.env.name}, at step {step:,}"), environment_call("render"):
+        with failure_context(f"{agent.played_env.name}, at step {step:,}"), environment_call("render"):
             return Frame(np.array(observation), watched.picture(), step, score, last)
 
     try:
-        with failure_context(agent.env.name), environment_call("reset"):
+        with failure_context(agent.played_env.name), environment_call("reset"):
             observation, _ = env.reset(seed=seed)
         yield seen()
         while not last:
             step += 1
             action, _ = agent.predict(observation, deterministic=deterministic)
-            with failure_context(f"{agent.env.name}, at step {step:,}"), environment_call("step"):
+            with failure_context(f"{agent.played_env.name}, at step {step:,}"), environment_call("step"):
                 observation, reward, terminated, truncated, _ = env.step(int(action))
                 score += float(reward)
                 last = bool(terminated or truncated)

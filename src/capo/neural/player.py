@@ -50,6 +50,11 @@ class Player(ABC):
     def learner(self) -> Learner:
         """What steps the environment and runs the compiled programs, made at first use."""
 
+    @property
+    def played_env(self) -> Any:
+        """The environment as the policies see it, with the wrappers of the settings (frame_stack, time_limit)."""
+        return self.learner.env
+
     @abstractmethod
     def close(self) -> None:
         """Close the training environments."""
@@ -85,7 +90,8 @@ class Player(ABC):
         Signature and result are Stable-Baselines3's, so its ``evaluate_policy`` works with this agent.
 
         Args:
-            observation: of the environment's shape, or with one leading batch axis.
+            observation: of the environment's shape, or with one leading batch axis; with ``frame_stack=k`` the
+                last k of them, joined along the last axis, the oldest first.
             state: handed back unchanged; the policy has no memory.
             episode_start: not used, for the same reason.
             deterministic: take the most likely action instead of sampling.
@@ -111,7 +117,7 @@ class Player(ABC):
         A seed's episodes don't depend on which seeds play beside it.
         """
         keys = jax.vmap(partial(jax.random.fold_in, key))(np.asarray(group.seeds))
-        returns = learner.evaluate(group.start(learner).params, keys, episodes, deterministic)
+        returns = learner.evaluate(learner.playable(group.start(learner)), keys, episodes, deterministic)
         return returns[[index for index, seed in enumerate(group.seeds) if seed not in group.diverged]]
 
     def check_episodes(self, episodes: int) -> int:

@@ -7,10 +7,11 @@ for one seed.
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +19,12 @@ import numpy as np
 
 from capo.arrays import Array, Metrics, PyTree
 from capo.envs.protocol import Env, EnvSpec
+from capo.envs.wrappers import wrap
 from capo.neural.algorithms.settings import CommonSettings
 from capo.neural.parts import networks, replay, schedules
 from capo.neural.parts.iterations import ERA, Iteration
 from capo.neural.parts.networks import NetworkSpec, Params
+from capo.neural.parts.normaliser import Statistics
 from capo.neural.parts.replay import ReplaySpec, Rollout
 
 # Metrics of the gradient steps: there are none before an algorithm starts to learn.
@@ -44,6 +47,7 @@ class TrainState:
     iteration: Array  # (K,) int32 below ERA, the same for all seeds: see :attr:`reached`
     key: Array  # (K, 2) uint32, the seed's key; never changes
     era: int = field(default=0, metadata={"static": True})  # how often ``iteration`` went round
+    normaliser: PyTree = ()  # running statistics of the observations; empty if they are not normalised
 
     @property
     def reached(self) -> int:
@@ -82,7 +86,7 @@ class Algorithm(ABC):
 
     def __init__(self, config: CommonSettings, env: Env) -> None:
         self.config = config
-        spec = EnvSpec(env)
+        spec = EnvSpec(wrap(env, config.frame_stack, config.time_limit))
         (seen,) = spec.seen
         self.network = replace(
             self._network(seen.shape, spec.n_actions),
@@ -96,9 +100,18 @@ class Algorithm(ABC):
             spec.truncates,
             n_envs=config.n_envs,
             length=config.rollout_length,
+            frames=spec.frame_stack,
             **self._replay_options(),
         )
         self.frames_per_iteration = config.frames_per_iteration
+
+    def seeing(self, normaliser: PyTree) -> Self:
+        """This algorithm with networks that see observations normalised by a state's statistics, if it has any."""
+        if not isinstance(normaliser, Statistics):
+            return self
+        made = copy.copy(self)
+        made.network = replace(self.network, normaliser=normaliser)
+        return made
 
     def _network(self, observation_shape: tuple[int, ...], n_actions: int) -> NetworkSpec:
         return networks.spec_for(self.config, observation_shape, n_actions)

@@ -34,6 +34,7 @@ from capo.neural.learners.protocol import (
     available_memory,
     seed_keys,
     to_device,
+    unpack_playable,
 )
 from capo.neural.parts.iterations import ERA, Iteration
 from capo.neural.parts.networks import prepare
@@ -163,13 +164,13 @@ class JittedLearner(Learner):
         collect_key, learn_key = jax.random.split(iteration.fold_into(state.key))
         epsilon = self.algorithm.exploration(self.algorithm.frames_before(iteration))
         state, rollouts, episodes = self._collect(state, collect_key, epsilon)
-        state, metrics = self.algorithm.learn(state, rollouts, iteration, learn_key)
+        state, metrics = self._learn(state, rollouts, iteration, learn_key)
         state = replace(state, iteration=state.iteration + 1)
         return state, metrics | episodes | ({"epsilon": epsilon} if self.algorithm.explores else {})
 
     def _collect(self, state: TrainState, key: Array, epsilon: Array) -> tuple[TrainState, Rollout, Metrics]:
         """One rollout of every environment, and what became of the episodes."""
-        algorithm = self.algorithm
+        algorithm = self.algorithm.seeing(state.normaliser)
         acting = algorithm.acting_params(state.params)
         if not algorithm.perturbs:
             acting = prepare(algorithm.network, acting)
@@ -250,13 +251,14 @@ class JittedLearner(Learner):
         return returns
 
     def _evaluate_seed(self, params: PyTree, key: Array, episodes: int, deterministic: bool) -> Array:
-        acting = prepare(self.algorithm.network, self.algorithm.acting_params(params))
-        best = deterministic or not self.algorithm.samples
+        algorithm, params = unpack_playable(self.algorithm, params)
+        acting = prepare(algorithm.network, algorithm.acting_params(params))
+        best = deterministic or not algorithm.samples
 
         def step(carry: Any) -> Any:
             t, env_state, obs, returns, running = carry
             action_key, env_key = jax.random.split(jax.random.fold_in(key, t))
-            scores = self.algorithm.action_scores(acting, obs)
+            scores = algorithm.action_scores(acting, obs)
             action = scores.argmax(-1) if best else jax.random.categorical(action_key, scores)
             env_keys = jax.random.split(env_key, episodes)
             env_state, obs, reward, terminated, truncated = jax.vmap(self.eval_env.step)(

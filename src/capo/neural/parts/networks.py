@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import jax
@@ -27,7 +27,9 @@ from numpy.typing import DTypeLike
 from capo.arrays import Array, PyTree
 from capo.envs.layout import Layout
 from capo.errors import CapoError
+from capo.neural.parts import normaliser
 from capo.neural.parts.layer_norm import kernels_run_here, normalise
+from capo.neural.parts.normaliser import Statistics
 
 Params: TypeAlias = PyTree
 """Nested dicts and lists of layers: one network or several."""
@@ -56,6 +58,7 @@ class NetworkSpec:
     dense_layers: int | None = None  # if None: one after a convolution, two without one
     byte_high: int = 255  # the largest value of observations that are bytes
     layout: Layout | None = None  # if given, observations are rows of bytes packed by it
+    normaliser: Statistics | None = field(default=None, compare=False)  # of observations, if normalised
 
     @property
     def n_dense(self) -> int:
@@ -163,14 +166,19 @@ def inputs(spec: NetworkSpec, obs: Array | Inputs) -> Inputs:
     """Observations (..., *observation_shape) of any dtype, in the form that the first layer takes."""
     if isinstance(obs, Inputs):
         return obs
+    x = as_numbers(spec, obs)
+    lead = x.shape[: x.ndim - len(spec.observation_shape)]
+    if spec.normaliser is not None:
+        x = normaliser.apply(spec.normaliser, x).astype(x.dtype)
+    return Inputs(_windows(spec, x) if spec.kind == "conv" else x.reshape(*lead, -1))
+
+
+def as_numbers(spec: NetworkSpec, obs: Array) -> Array:
+    """Observations (..., *observation_shape) of any dtype as floating-point numbers, taken out of their layout."""
     if spec.layout is not None:
         (part,) = spec.layout.seen
-        plain: Array = spec.layout.unpack(obs)[part.name]
-    else:
-        plain = obs
-    lead = plain.shape[: plain.ndim - len(spec.observation_shape)]
-    x = _as_float(plain, spec)
-    return Inputs(_windows(spec, x) if spec.kind == "conv" else x.reshape(*lead, -1))
+        obs = spec.layout.unpack(obs)[part.name]
+    return _as_float(obs, spec)
 
 
 def prepare(spec: NetworkSpec, params: Params) -> Params:
