@@ -11,10 +11,9 @@ import pytest
 
 import capo
 from capo import envs
-from capo.envs.atari import AtariEnv, AtariVector
+from capo.envs.atari import AtariEnv, AtariVector, is_atari
 from capo.envs.wrappers import wrap
 from capo.errors import CapoError
-from capo.neural.algorithms.settings import is_atari
 from capo.neural.learners.host import Collector
 from capo.neural.parts import replay
 

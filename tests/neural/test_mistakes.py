@@ -20,7 +20,7 @@ from capo.cli import main
 from capo.commands import train
 from capo.neural.algorithms.registry import ROWS, learner_for, load
 from capo.neural.learners import host
-from capo.neural.parts import networks
+from capo.neural.parts import layers
 
 
 @pytest.fixture(scope="module")
@@ -189,13 +189,14 @@ def test_an_environment_of_odd_parts(wrong: str, value: Any) -> None:
 
 def test_channels_that_come_first_are_said() -> None:
     env = Board()
-    env.observation_space = spaces.Box(0, 255, (4, 12, 12), np.uint8)
+    env.observation_space = spaces.Box(0, 255, (4, 12, 12), np.float32)
     with pytest.warns(capo.CapoWarning, match=r"\(4, 12, 12\) look like \(channels, height, width\)"):
         capo.NCAPO(env)
-    env.observation_space = spaces.Box(0, 255, (12, 12, 4), np.uint8)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        capo.NCAPO(env)
+    for shape, dtype in (((12, 12, 4), np.float32), ((12, 12, 4), np.uint8), ((4, 12, 12), np.uint8)):
+        env.observation_space = spaces.Box(0, 255, shape, dtype)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert capo.NCAPO(env).env.observation_shape == (12, 12, 4)
 
 
 @pytest.mark.parametrize("high", [1, 4, 255])
@@ -203,7 +204,7 @@ def test_bytes_are_divided_by_their_largest_value(high: int) -> None:
     assert envs.make(Board(high)).observation_high == high
     for agent in (capo.NCAPO(Board(high)), capo.Rainbow(Board(high))):
         spec = agent.learner.network
-        seen = networks._as_float(jnp.array([0, high], jnp.uint8), spec)
+        seen = layers.as_float(spec, jnp.array([0, high], jnp.uint8), spec.byte_high)
         np.testing.assert_array_equal(np.asarray(seen), [0.0, 1.0])
 
 
@@ -226,7 +227,7 @@ def test_networks_are_counted_without_being_made(name: str, monkeypatch: pytest.
     agent = ROWS[name].agent(ENV, width=8, layer_norm=True)
     learner = agent.learner
     made = learner.algorithm.init_params(np.random.default_rng(0))
-    counted = learner.algorithm.init_params(networks.ShapesOnly())
+    counted = learner.algorithm.init_params(layers.ShapesOnly())
     assert jax.tree.map(np.shape, made) == jax.tree.map(lambda leaf: leaf.shape, counted)
     assert learner.n_parameters == sum(leaf.size for leaf in jax.tree.leaves(made))
     monkeypatch.setattr(np.linalg, "qr", lambda _: pytest.fail("a network was made"))

@@ -12,7 +12,7 @@ import pytest
 from capo.errors import CapoError
 from capo.neural.algorithms.ncapo import NCAPOConfig
 from capo.neural.algorithms.settings import override
-from capo.neural.parts import networks
+from capo.neural.parts import layers, networks
 
 
 def make(shape=(10, 10, 4), precision="float32", **settings):
@@ -32,7 +32,7 @@ def test_the_matrix_product_is_the_convolution():
     )
     windows = networks.inputs(spec, x).x
     for given in (layer, networks.prepare(spec, params)["actor"]["body"]["conv"]):
-        ours = networks._convolve(spec, given, windows).reshape(expected.shape)
+        ours = layers.convolve_grid(spec, (10, 10, 4), given, windows, 16).reshape(expected.shape)
         np.testing.assert_allclose(ours, expected, atol=1e-5)
 
 

@@ -241,7 +241,7 @@ def test_training_is_the_same_as_with_whole_stacks_in_the_replay(length: int, tm
 # --- rewards --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("algorithm", TINY)
+@pytest.mark.parametrize("algorithm", [capo.NCAPO, capo.Rainbow])
 def test_rewards_are_scaled_for_learning_alone(algorithm: Any, tmp_path: Path) -> None:
     rows: list[list[Any]] = [[], []]
     ours = algorithm(Wander(), reward_scale=0.25, **TINY[algorithm])
@@ -267,35 +267,38 @@ def test_rewards_are_clipped_after_scaling(tmp_path: Path) -> None:
 def test_running_statistics_are_those_of_all_rows() -> None:
     rng = np.random.default_rng(3)
     batches = [1e3 + 50 * rng.standard_normal((n, 2, 3)) for n in (1, 7, 400, 64)]
-    statistics = normaliser.start((2, 3))
+    grown = normaliser.start([Part("a", (2, 3), "float32"), Part("b", (9,), "uint8")])
     for batch in batches:
-        statistics = jax.jit(normaliser.update)(statistics, jnp.asarray(batch, jnp.float32))
-    rows = np.concatenate(batches)
+        grown = jax.jit(normaliser.update)(grown, {"a": jnp.asarray(batch, jnp.float32)})
+    rows, statistics = np.concatenate(batches), grown["a"]
     np.testing.assert_allclose(statistics.mean, rows.mean(0), rtol=1e-5)
     np.testing.assert_allclose(statistics.variance, rows.var(0), rtol=1e-3)
     assert float(statistics.n) == len(rows)
     expected = ((rows - rows.mean(0)) / rows.std(0)).clip(-10, 10)
-    np.testing.assert_allclose(normaliser.apply(statistics, jnp.asarray(rows, jnp.float32)), expected, atol=2e-3)
-    far = normaliser.apply(statistics, jnp.full((2, 3), 1e9))
+    np.testing.assert_allclose(
+        normaliser.apply(grown, {"a": jnp.asarray(rows, jnp.float32)})["a"], expected, atol=2e-3
+    )
+    far = normaliser.apply(grown, {"a": jnp.full((2, 3), 1e9)})["a"]
     assert (np.asarray(far) == normaliser.LIMIT).all()
 
 
-@pytest.mark.parametrize("algorithm", TINY)
+@pytest.mark.parametrize("algorithm", [capo.PPO, capo.Rainbow])
 def test_statistics_are_of_every_step_and_are_used_everywhere(algorithm: Any) -> None:
     agent = algorithm(Wander(), normalise_observations=True, **TINY[algorithm]).learn(3200)
     state = agent._states.groups[0].state
-    statistics = jax.tree.map(lambda leaf: leaf[0], state.normaliser)
+    by_part = jax.tree.map(lambda leaf: leaf[0], state.normaliser)
+    statistics = by_part[""]
     assert float(statistics.n) == 3200
     assert float(statistics.mean[1]) == pytest.approx(5, abs=0.3)
     assert float(statistics.variance[1]) == pytest.approx(9, rel=0.15)
     before = jax.tree.map(np.asarray, state.normaliser)
     # The plain algorithm on observations that were normalised by hand acts the same.
     obs = np.array([[0.0, 3.0], [4.0, 9.0], [2.0, -1.0]], np.float32)
-    by_hand = (obs - before.mean[0]) / np.sqrt(before.variance[0] + 1e-8)
+    by_hand = (obs - before[""].mean[0]) / np.sqrt(before[""].variance[0])
     plain, params = agent.learner.algorithm, jax.tree.map(lambda leaf: leaf[0], state.params)
     wanted = plain.action_scores(plain.acting_params(params), jnp.asarray(by_hand)).argmax(-1)
     raw = plain.action_scores(plain.acting_params(params), jnp.asarray(obs))
-    seen = plain.seeing(statistics).action_scores(plain.acting_params(params), jnp.asarray(obs))
+    seen = plain.seeing(by_part).action_scores(plain.acting_params(params), jnp.asarray(obs))
     assert not np.allclose(raw, seen)
     np.testing.assert_array_equal(agent.predict(obs, deterministic=True)[0], wanted)
     agent.evaluate(4)
@@ -323,11 +326,16 @@ def test_normalising_is_the_same_as_an_environment_that_is_normalised(tmp_path: 
     state = group.start(ours.learner)
     from dataclasses import replace
 
-    group.state = replace(state, normaliser=jax.tree.map(lambda leaf: leaf[None], statistics))
+    group.state = replace(state, normaliser={"": jax.tree.map(lambda leaf: leaf[None], statistics)})
     one, other = (leaves(agent.learn(128), tmp_path / name) for agent, name in ((theirs, "a"), (ours, "b")))
     for name in one:
         if "/params/" in name:
             np.testing.assert_allclose(one[name], other[name], atol=1e-5, err_msg=name)
+
+
+def test_bits_are_not_normalised() -> None:
+    with pytest.raises(CapoError, match=r"the observations of 'FrozenLake-v1' are bits, bytes or categories"):
+        capo.PPO("FrozenLake-v1", normalise_observations=True, **TINY[capo.PPO]).learn(32)
 
 
 ALL = {
@@ -358,9 +366,9 @@ def test_on_the_host_what_a_run_learned_of_observations_is_saved(tmp_path: Path)
     obs = np.random.default_rng(0).standard_normal((50, 8)).astype(np.float32)
     assert (agent.predict(obs, deterministic=True)[0] == again.predict(obs, deterministic=True)[0]).all()
     assert agent.evaluate(4).returns.max() <= 5  # the time limit, in evaluation too
-    assert float(capo_arrays(tmp_path / "agent.safetensors")["0/normaliser/n"][0]) == 256
+    assert float(capo_arrays(tmp_path / "agent.safetensors")["0/normaliser//n"][0]) == 256
     again.learn(128)
-    assert float(capo_arrays(again.save(tmp_path / "c"))["0/normaliser/n"][0]) == 384
+    assert float(capo_arrays(again.save(tmp_path / "c"))["0/normaliser//n"][0]) == 384
 
 
 def test_trials_of_a_tuning_have_them_too() -> None:
@@ -368,6 +376,6 @@ def test_trials_of_a_tuning_have_them_too() -> None:
     learner = TrialsLearner(PPOAlgorithm(config, Wander()), Wander(), ["learning_rate"], 2)
     state = learner.start([{"learning_rate": 1e-3}, {"learning_rate": 1e-2}], [0])
     state, _ = learner.run(state, 2)
-    assert np.asarray(state.normaliser.n).tolist() == [64, 64]  # type: ignore[attr-defined]
+    assert np.asarray(state.normaliser[""].n).tolist() == [64, 64]  # type: ignore[attr-defined]
     returns = learner.evaluate(learner.playable(state), jnp.stack([jax.random.PRNGKey(0)] * 2), 4)
     assert returns.shape == (2, 4)

@@ -18,6 +18,7 @@ import numpy as np
 from capo.arrays import NDArray
 from capo.envs.failures import describe_error, environment_call
 from capo.envs.ids import split_id
+from capo.envs.layout import Layout
 from capo.envs.protocol import HostStep, HostVector, WatchableEnv
 from capo.errors import CapoError, unknown_name
 
@@ -59,6 +60,7 @@ class AtariEnv:
     observation_dtype: np.dtype[Any] = np.dtype(np.uint8)
     observation_high = 255
     raw_shape: tuple[int, ...] = (SIZE, SIZE, 1)
+    layout: Layout | None = None
     fixed_copies: int | None = None
     vector_copies: int | None = None
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from capo.arrays import NDArray
 from capo.envs.failures import describe_error
-from capo.envs.ids import split_id
+from capo.envs.ids import find_wrapper, split_id, wrappers_of
 from capo.envs.protocol import HostVector, WatchableEnv
 from capo.envs.spaces import discrete_actions, observation_encoding
 from capo.envs.stepping import SeparateCopies, UserVector
@@ -33,8 +33,8 @@ class GymEnv:
     """A Gymnasium environment with discrete actions; see :class:`HostEnv` for its attributes.
 
     Made from an id, also ``module:id,argument=value,...`` (as many copies as wanted), a ``gymnasium.Env`` (that
-    one object is stepped) or a vector environment (its copies are stepped). Box observations keep their dtype
-    (float64 becomes float32), Discrete ones become one-hot and MultiBinary ones booleans.
+    one object is stepped) or a vector environment (its copies are stepped). How observations are encoded:
+    :mod:`capo.envs.spaces`.
 
     The inner state of a Gymnasium environment cannot be saved: a resumed run starts new episodes, with
     environment seeds that depend on the run's seed and the iteration it resumes at.
@@ -61,6 +61,9 @@ class GymEnv:
         self.observation_dtype = self._encoding.dtype
         self.observation_high = self._encoding.high
         self.raw_shape = self._encoding.raw_shape
+        self.layout = self._encoding.layout
+        self.batched = self._encoding.batched if self._encoding.composite else None
+        self.drawable = self._encoding.drawable
 
     @property
     def fixed_copies(self) -> int | None:
@@ -72,15 +75,15 @@ class GymEnv:
     def vector_copies(self) -> int | None:
         return self.fixed_copies if self._vector else None
 
-    def encode(self, observations: NDArray) -> NDArray:
-        return self._encoding.encode(np.asarray(observations))
+    def encode(self, observations: Any) -> NDArray:
+        return self._encoding.encode(observations)
 
     def open(self, n: int) -> HostVector:
         if self._vector:
-            return UserVector(self._source, self.encode, self.first_action)
+            return UserVector(self._source, self._encoding, self.first_action)
         if isinstance(self._source, str):
             return self._copies(n)
-        return SeparateCopies([self._source], self.encode, self.first_action, owned=False)
+        return SeparateCopies([self._source], self._encoding, self.first_action, owned=False)
 
     def open_for_evaluation(self, n: int) -> HostVector | None:
         import gymnasium
@@ -109,7 +112,7 @@ class GymEnv:
     def _copies(self, n: int) -> SeparateCopies:
         if n > MAX_COPIES:
             raise CapoError(f"{n:,} copies of {self.name!r} were asked for; the host steps at most {MAX_COPIES:,}")
-        return SeparateCopies([self._make_one() for _ in range(n)], self.encode, self.first_action)
+        return SeparateCopies([self._make_one() for _ in range(n)], self._encoding, self.first_action)
 
     def _make_one(self, **more: Any) -> Any:
         """A new single environment; ``more`` are arguments of ``gymnasium.make``."""
@@ -117,7 +120,8 @@ class GymEnv:
             return self._make_one_of_vector(more)
         if isinstance(self._source, str):
             name, arguments = split_id(self._source)
-            return _make(name, arguments | more)
+            wrappers = [find_wrapper(text) for text in wrappers_of(self._source)]
+            return _make(name, arguments | more, wrappers)
         return copy.deepcopy(self._source)
 
     def _make_one_of_vector(self, more: dict[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Gymnasium ids: ``CartPole-v1``, ``module:id``, ``FrozenLake-v1,map_name=8x8``."""
+"""Gymnasium ids: ``CartPole-v1``, ``module:id``, ``FrozenLake-v1,map_name=8x8``, ``id,wrapper=module:Class``."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Any
 from capo.envs.failures import describe_error
 from capo.errors import CapoError
 from capo.modules import without_current_folder
+
+WRAPPER = "wrapper"  # the argument that names a wrapper; there may be several, the first one is the innermost
 
 
 def registry() -> Mapping[str, Any]:
@@ -26,7 +28,7 @@ def registry() -> Mapping[str, Any]:
 def is_gymnasium_id(name: str) -> bool:
     """Whether ``name`` is a Gymnasium id, with or without a module in front and arguments behind it.
 
-    A module in front is imported, and MinAtar's own ids are registered.
+    A module in front is imported, and the ids of MinAtar and MiniGrid are registered.
     """
     known = registry()
     if not known:
@@ -36,6 +38,11 @@ def is_gymnasium_id(name: str) -> bool:
             importlib.import_module("minatar.gym").register_envs()
         except ImportError as error:
             raise CapoError("MinAtar/ ids need the package 'minatar': pip install minatar") from error
+    if name.startswith(("MiniGrid-", "BabyAI-")) and split_id(name)[0] not in known:
+        try:
+            importlib.import_module("minigrid")  # registers its environments
+        except ImportError as error:
+            raise CapoError(f"{name} needs the package 'minigrid': pip install 'capo-rl[minigrid]'") from error
     module, _, name = split_id(name)[0].rpartition(":")
     if module:
         try:
@@ -56,6 +63,7 @@ def prepare_named_in_file(name: str, trust: bool) -> None:
     """
     plain, *arguments = name.split(",")
     module, _, _ = plain.rpartition(":")
+    wrapping = [text.partition(":")[0] for text in wrappers_of(name)]
     odd = next((one for one in arguments if any(sign in one for sign in ":/\\")), "")
     if (not module or module in sys.modules) and not odd:  # what is imported already runs no code again
         return
@@ -65,20 +73,20 @@ def prepare_named_in_file(name: str, trust: bool) -> None:
             f"the environment {name!r} is named in the file and {what}, which may run any code: if you trust "
             "where the file comes from, allow it with --allow-import (in Python: trust=True)"
         )
-    if module:
+    for wanted in [*([module] if module else []), *wrapping]:
         with without_current_folder():
             try:
-                importlib.import_module(module)
+                importlib.import_module(wanted)
             except Exception as error:  # also what the module itself raises
                 raise CapoError(
-                    f"{name}: importing {module} raised {describe_error(error)}; for a name from a file the "
+                    f"{name}: importing {wanted} raised {describe_error(error)}; for a name from a file the "
                     "current folder is not searched: install the module, or put its folder on PYTHONPATH as an "
                     "absolute path"
                 ) from error
 
 
 def split_id(name: str) -> tuple[str, dict[str, Any]]:
-    """An id and the arguments behind it.
+    """An id and the arguments behind it, without the wrappers.
 
     >>> split_id("FrozenLake-v1,map_name=8x8,is_slippery=false")
     ('FrozenLake-v1', {'map_name': '8x8', 'is_slippery': False})
@@ -91,8 +99,38 @@ def split_id(name: str) -> tuple[str, dict[str, Any]]:
             raise CapoError(
                 f"{part!r}: a Gymnasium id may only be followed by arguments, as in FrozenLake-v1,map_name=8x8"
             )
+        if key == WRAPPER:
+            continue
         try:
             arguments[key] = json.loads(text)
         except ValueError:
             arguments[key] = {"True": True, "False": False, "None": None}.get(text, text)
     return name, arguments
+
+
+def wrappers_of(name: str) -> list[str]:
+    """The wrappers that an id asks for, the innermost first.
+
+    >>> wrappers_of("CarRacing-v3,continuous=false,wrapper=gymnasium.wrappers:GrayscaleObservation")
+    ['gymnasium.wrappers:GrayscaleObservation']
+    """
+    parts = (part.partition("=") for part in name.split(",")[1:])
+    return [text for key, _, text in parts if key == WRAPPER]
+
+
+def find_wrapper(text: str) -> Any:
+    """The wrapper ``module:name``: anything that takes an environment and returns one.
+
+    Raises:
+        CapoError: if there is no such module, or no such name in it.
+    """
+    module, colon, name = text.partition(":")
+    if not colon or not module or not name.isidentifier():
+        raise CapoError(f"wrapper={text}: give it as module:name, such as gymnasium.wrappers:FlattenObservation")
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except Exception as error:  # also what the module itself raises
+        raise CapoError(f"wrapper={text}: importing {module} raised {describe_error(error)}") from error
+    if not callable(found):
+        raise CapoError(f"wrapper={text}: {module} has no wrapper called {name}")
+    return found

@@ -80,6 +80,13 @@ class Layout:
             start += part.n_bytes
         return values
 
+    def floats(self, packed: NDArray | Array) -> list[tuple[str, Any]]:
+        """The names and arrays of the parts that may hold nan or infinity."""
+        if all(part.dtype != "float32" for part in self.parts):
+            return []
+        values = self.unpack(packed)
+        return [(part.name, values[part.name]) for part in self.parts if part.dtype == "float32"]
+
     def mask(self, packed: NDArray | Array) -> Any:
         """The action masks (..., A) of packed observations (..., n_bytes)."""
         start = 0

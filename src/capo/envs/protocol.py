@@ -100,7 +100,8 @@ class HostEnv(Protocol):
     observation_shape: tuple[int, ...]  # of an encoded observation, as the networks take it
     observation_dtype: np.dtype[Any]  # of an encoded observation
     observation_high: int  # the largest value of observations that are bytes; the networks divide by it
-    raw_shape: tuple[int, ...]  # of an observation as the environment returns it
+    raw_shape: tuple[int, ...]  # of an observation as the environment returns it; () for a Dict or Tuple
+    layout: Layout | None  # of encoded observations, if they are rows of bytes
 
     @property
     def fixed_copies(self) -> int | None:
@@ -112,8 +113,8 @@ class HostEnv(Protocol):
         """How many copies the user's vector environment steps, or None if the user gave none."""
         ...
 
-    def encode(self, observations: NDArray) -> NDArray:
-        """Observations (N, *raw_shape) as the networks take them: (N, *observation_shape)."""
+    def encode(self, observations: Any) -> NDArray:
+        """Observations (N, *raw_shape), or a Dict or Tuple of arrays (N, ...): (N, *observation_shape)."""
         ...
 
     def open(self, n: int) -> HostVector:
@@ -149,7 +150,9 @@ class EnvSpec:
         self.truncates = bool(getattr(env, "truncates", True))
         self.fixed_copies: int | None = getattr(env, "fixed_copies", None)
         self.vector_copies: int | None = getattr(env, "vector_copies", None)
-        self.encode: Callable[[NDArray], NDArray] = getattr(env, "encode", lambda obs: obs.astype(dtype))
+        self.encode: Callable[[Any], NDArray] = getattr(env, "encode", lambda obs: np.asarray(obs).astype(dtype))
+        # Of a Dict or Tuple: adds the batch axis to every part, and says whether it was missing.
+        self.batched: Callable[[Any], tuple[Any, bool]] | None = getattr(env, "batched", None)
         self.layout: Layout | None = getattr(env, "layout", None)
         self.frame_stack = int(getattr(env, "frame_stack", 1))
 

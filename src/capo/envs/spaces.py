@@ -1,63 +1,173 @@
-"""Gymnasium's spaces: which are supported, and how observations become arrays for the networks."""
+"""Gymnasium's spaces: which are supported, and how observations become arrays for the networks.
+
+A space is taken apart into its leaves (:class:`Leaf`): a Box, Discrete, MultiDiscrete or MultiBinary space each. A
+Dict or Tuple, nested or not, has several. An :class:`Encoding` turns observations of any structure into one array:
+that of the only leaf as it is, or rows of bytes that a :class:`Layout` describes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from capo.arrays import NDArray
+from capo.envs.layout import MASK, Layout, Part
 from capo.errors import CapoError
 
-MAX_ONE_HOT = 100_000  # different observations of a Discrete space
+MAX_ONE_HOT = 1024  # categories of one entry that are one-hot; more are embedded
+MAX_ONE_HOT_BITS = 16_384  # of all entries of a MultiDiscrete space together
+MAX_CATEGORIES = 10_000_000  # rows of an embedding's table
+LEAST_PICTURE = 36  # pixels of a side from which bytes of two axes are a grey picture
+
+Path = tuple[str | int, ...]
+"""The keys and indices that lead from an observation to one of its leaves."""
 
 
-class Encoding(NamedTuple):
-    """How the observations of a space are encoded."""
+class Leaf(NamedTuple):
+    """A space that has no others inside."""
 
-    shape: tuple[int, ...]  # of an encoded observation
-    dtype: np.dtype[Any]
-    high: int  # the largest value if they are bytes: images have 255, a board of 0 and 1 has 1
-    raw_shape: tuple[int, ...]  # of an observation before that
-    encode: Callable[[NDArray], NDArray]  # (N, *raw_shape) -> (N, *shape)
+    path: Path
+    raw_shape: tuple[int, ...]  # of what the environment gives
+    parts: tuple[Part, ...]  # what that becomes: usually one
+    encode: Callable[[NDArray], Sequence[NDArray]]  # (N, *raw_shape) -> (N, *part.shape) for each part
+
+
+class Encoding:
+    """How the observations of a space are encoded.
+
+    Attributes:
+        leaves: of the space, in order.
+        composite: whether observations are Dicts or Tuples rather than arrays.
+        layout: of the encoded rows; None if there is one plain array.
+        shape, dtype, high: of an encoded observation, as in :class:`HostEnv`.
+        raw_shape: of an observation before that; () if it is a Dict or Tuple.
+    """
+
+    def __init__(self, name: str, leaves: Sequence[Leaf]) -> None:
+        self.name, self.leaves = name, tuple(leaves)
+        self.composite = any(leaf.path for leaf in leaves)
+        parts = tuple(part for leaf in leaves for part in leaf.parts)
+        first = parts[0]
+        plain = len(parts) == 1 and not first.classes
+        self.layout = None if plain else Layout(parts)
+        self.shape = first.shape if self.layout is None else (self.layout.n_bytes,)
+        self.dtype: np.dtype[Any] = np.dtype(first.dtype if self.layout is None else np.uint8)
+        self.high = first.high if plain else 255
+        self.raw_shape = () if self.composite else self.leaves[0].raw_shape
+
+    def copied(self, observation: Any) -> list[NDArray]:
+        """The leaves of one raw observation, copied: an environment may reuse its arrays for the next one."""
+        return [np.array(_at(observation, leaf.path)) for leaf in self.leaves]
+
+    def encode_each(self, copies: Sequence[Sequence[NDArray]]) -> NDArray:
+        """What :meth:`copied` gave for N observations, as they are stored: (N, *shape)."""
+        return self._encode([np.stack(arrays) for arrays in zip(*copies, strict=True)])
+
+    def encode(self, observations: Any) -> NDArray:
+        """A batch of raw observations, an array (N, ...) or a Dict or Tuple of such, as they are stored."""
+        return self._encode([np.asarray(_at(observations, leaf.path)) for leaf in self.leaves])
+
+    def row(self, observations: Any, index: int) -> list[NDArray]:
+        """One of N raw observations, as :meth:`copied` gives it: from a sequence of them, or a batched Dict."""
+        if self.composite and isinstance(observations, dict | tuple):
+            return [np.array(_at(observations, leaf.path)[index]) for leaf in self.leaves]
+        return self.copied(observations[index])
+
+    def _encode(self, arrays: Sequence[NDArray]) -> NDArray:
+        values = {
+            part.name: value
+            for leaf, array in zip(self.leaves, arrays, strict=True)
+            for part, value in zip(leaf.parts, leaf.encode(array), strict=True)
+        }
+        packed: NDArray = next(iter(values.values())) if self.layout is None else self.layout.pack(values)
+        return packed
+
+    def batched(self, observation: Any) -> tuple[Any, bool]:
+        """A Dict or Tuple observation with a batch axis on every leaf, and whether a single one was given.
+
+        Raises:
+            CapoError: names the leaf that is missing, or has another shape.
+        """
+        found: dict[Any, Any] = {}
+        single: set[bool] = set()
+        for leaf in self.leaves:
+            array = self._leaf_array(observation, leaf)
+            single.add(array.shape == leaf.raw_shape)
+            node = found
+            for key in leaf.path[:-1]:
+                node = node.setdefault(key, {})
+            node[leaf.path[-1]] = array[None] if array.shape == leaf.raw_shape else array
+        lengths = {len(_at(found, leaf.path)) for leaf in self.leaves}
+        if len(single) > 1 or len(lengths) > 1:
+            raise CapoError(f"all parts of an observation of {self.name} need a batch axis of one length, or none")
+        return found, single.pop()
+
+    def _leaf_array(self, observation: Any, leaf: Leaf) -> NDArray:
+        where = _text(leaf.path)
+        shape = leaf.raw_shape
+        try:
+            array = np.asarray(_at(observation, leaf.path))
+        except (KeyError, IndexError, TypeError, ValueError):
+            array = np.empty((), object)
+        if array.dtype.kind not in "biuf":
+            names = ", ".join(_text(one.path) for one in self.leaves)
+            raise CapoError(
+                f"an observation of {self.name} has the parts {names}: {where} must be an array of numbers"
+            )
+        if array.shape != shape and (array.ndim == 0 or array.shape[1:] != shape):
+            raise CapoError(
+                f"{where} of shape {array.shape} was given; {self.name} has shape {shape} there, a batch of them "
+                f"{('n', *shape)}"
+            )
+        return array
+
+    def drawable(self, observation: Any) -> NDArray:
+        """An array of one raw observation for people to look at: its first image, or all of its numbers."""
+        if not self.composite:
+            return np.array(observation)
+        rows = self.encode_each([self.copied(observation)])
+        if self.layout is None:
+            return np.asarray(rows[0])
+        return drawable(self.layout, rows[0])
+
+
+def drawable(layout: Layout, row: NDArray) -> NDArray:
+    """The first image of a packed observation, or all of its numbers."""
+    values = layout.unpack(row)
+    image = next((values[part.name] for part in layout.seen if len(part.shape) == 3), None)
+    if image is not None:
+        return np.asarray(image)
+    return np.concatenate([np.asarray(values[part.name], np.float32).reshape(-1) for part in layout.seen])
 
 
 def observation_encoding(name: str, space: Any) -> Encoding:
-    """The encoding of an observation space: Box keeps its dtype, Discrete becomes one-hot, MultiBinary booleans.
+    """The encoding of an observation space.
 
     Args:
         name: of the environment, for messages.
         space: of one environment.
 
     Raises:
-        CapoError: if the space is of another kind.
+        CapoError: if the space, or one inside it, is not supported.
     """
-    from gymnasium import spaces
-
-    raw_shape = tuple(space.shape or ())
-    if isinstance(space, spaces.Discrete):
-        size, start = int(space.n), int(space.start)
-        if size > MAX_ONE_HOT:
-            raise CapoError(
-                f"{name!r} has {size:,} different observations, which would become vectors of that length; at "
-                f"most {MAX_ONE_HOT:,} are supported: wrap the environment so that it describes a state by fewer "
-                "numbers"
-            )
-        return Encoding((size,), np.dtype(np.bool_), 255, raw_shape, partial(_one_hot, name, size, start))
-    if isinstance(space, spaces.MultiBinary):
-        return Encoding(raw_shape, np.dtype(np.bool_), 255, raw_shape, lambda obs: obs.astype(np.bool_))
-    if isinstance(space, spaces.Box):
-        keep = space.dtype in (np.bool_, np.uint8, np.float32)
-        dtype: np.dtype[Any] = np.dtype(space.dtype if keep else np.float32)
-        high = max(int(np.asarray(space.high).max()), 1) if dtype == np.uint8 else 255
-        shape = raw_shape or (1,)
-        return Encoding(shape, dtype, high, raw_shape, lambda obs: obs.astype(dtype).reshape(len(obs), *shape))
-    raise CapoError(
-        f"{name!r} has the observation space {space}; Box, Discrete and MultiBinary are supported: "
-        "flatten it with gymnasium.wrappers.FlattenObservation"
-    )
+    taken: set[str] = {MASK}  # the name of a part that the networks do not see
+    leaves = []
+    for path, one in _leaf_spaces(name, space, ()):
+        leaf = _leaf(name, path, one)
+        parts = []
+        for part in leaf.parts:
+            label = part.name
+            while label in taken:
+                label += "'"
+            taken.add(label)
+            parts.append(Part(label, part.shape, part.dtype, part.high, part.classes))
+        leaves.append(leaf._replace(parts=tuple(parts)))
+    if not any(part.size for leaf in leaves for part in leaf.parts):
+        raise CapoError(f"{name!r} has the observation space {space}, which has no numbers in it")
+    return Encoding(name, leaves)
 
 
 def discrete_actions(name: str, space: Any) -> tuple[int, int]:
@@ -76,14 +186,169 @@ def discrete_actions(name: str, space: Any) -> tuple[int, int]:
     return int(space.n), int(space.start)
 
 
-def _one_hot(name: str, size: int, start: int, obs: NDArray) -> NDArray:
-    with np.errstate(invalid="ignore"):  # nan becomes some integer, and differs from it
-        index = obs.astype(np.int64) - start
-    wrong = (index < 0) | (index >= size) | (obs != index + start)
-    if wrong.any():
-        raise CapoError(
-            f"observation {obs[wrong][0]!s} of {name!r} must be an integer from {start} to {start + size - 1}"
+def _at(observation: Any, path: Path) -> Any:
+    for key in path:
+        observation = observation[key]
+    return observation
+
+
+def _text(path: Path) -> str:
+    return ".".join(map(str, path)) or "the observation"
+
+
+def _leaf_spaces(name: str, space: Any, path: Path) -> Iterator[tuple[Path, Any]]:
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        inside = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+        for key, one in inside:
+            yield from _leaf_spaces(name, one, (*path, key))
+        return
+    if not isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+        raise _unsupported(name, space, path)
+    yield path, space
+
+
+def _unsupported(name: str, space: Any, path: Path) -> CapoError:
+    """What to do about a space that has no fixed number of numbers."""
+    kind = type(space).__name__
+    inside = f" in {_text(path)!r}" if path else ""
+    if type(space).__module__.partition(".")[0] == "minigrid":
+        advice = (
+            "take its image alone, with minigrid.wrappers.ImgObsWrapper; by name: "
+            f"{name.partition(',')[0]},wrapper=minigrid.wrappers:ImgObsWrapper"
         )
-    encoded = np.zeros((*index.shape, size), np.bool_)
-    np.put_along_axis(encoded, index[..., None], True, axis=-1)
+    elif path:
+        advice = (
+            "leave it out with gymnasium.wrappers.FilterObservation, or turn it into numbers with "
+            "gymnasium.wrappers.TransformObservation"
+        )
+    else:
+        advice = "turn it into numbers with gymnasium.wrappers.TransformObservation (or FlattenObservation)"
+    return CapoError(
+        f"{name!r} has the observation space {kind}{inside}, which is not a fixed number of numbers; Box, "
+        f"Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these are supported: {advice}"
+    )
+
+
+def _leaf(name: str, path: Path, space: Any) -> Leaf:
+    from gymnasium import spaces
+
+    label = _text(path) if path else ""
+    raw_shape = tuple(space.shape or ())
+    if isinstance(space, spaces.MultiBinary):
+        return Leaf(path, raw_shape, (Part(label, raw_shape, "bool"),), lambda obs: [obs.astype(np.bool_)])
+    if isinstance(space, spaces.Discrete):
+        sizes, starts = np.array([int(space.n)]), np.array([int(space.start)])
+        return _categories(name, path, label, raw_shape, sizes, starts)
+    if isinstance(space, spaces.MultiDiscrete):
+        sizes = np.asarray(space.nvec, np.int64).reshape(-1)
+        starts = np.asarray(getattr(space, "start", np.zeros_like(sizes)), np.int64).reshape(-1)
+        return _categories(name, path, label, raw_shape, sizes, starts)
+    return _box(name, path, label, raw_shape, space)
+
+
+def _box(name: str, path: Path, label: str, raw_shape: tuple[int, ...], space: Any) -> Leaf:
+    keep = space.dtype in (np.bool_, np.uint8, np.float32)
+    dtype: np.dtype[Any] = np.dtype(space.dtype if keep else np.float32)
+    if dtype == np.uint8:
+        high = max(int(np.asarray(space.high).max(initial=0)), 1)
+        axes = _image_axes(raw_shape)
+        moved = tuple(raw_shape[axis] for axis in axes)
+        stacked = len(moved) == 4 and axes != (0, 1, 2, 3)
+        grey = len(moved) == 2 and min(moved) >= LEAST_PICTURE
+        shape = (*moved[:2], int(np.prod(moved[2:]))) if stacked or grey else moved
+        encode = partial(_image, axes, shape or (1,))
+        return Leaf(path, raw_shape, (Part(label, shape or (1,), "uint8", high),), encode)
+    shape = raw_shape or (1,)
+    return Leaf(path, raw_shape, (Part(label, shape, dtype.name),), partial(_numbers, name, shape, dtype))
+
+
+def _image_axes(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The order of the axes of bytes that makes them (height, width, channels), where they are an image at all.
+
+    Channels come first where the first axis is shorter than two equally long ones, or is that of a grey or
+    coloured picture. Four axes are a stack of pictures, whose number comes first. A large picture of two axes gets
+    one channel: see :func:`_box`.
+    """
+    if len(shape) == 3 and _channels_first(shape):
+        return 1, 2, 0
+    if len(shape) == 4 and shape[0] <= 16 and min(shape[1:3]) >= 16 and shape[3] in (1, 3, 4):
+        return 1, 2, 0, 3
+    if len(shape) == 4 and shape[0] <= 16 and _channels_first(shape[1:]):
+        return 2, 3, 0, 1
+    return tuple(range(len(shape)))
+
+
+def _channels_first(shape: tuple[int, ...]) -> bool:
+    channels, height, width = shape
+    return channels < height == width or (channels in (1, 3, 4) and min(height, width) >= 16)
+
+
+def _image(axes: tuple[int, ...], shape: tuple[int, ...], obs: NDArray) -> list[NDArray]:
+    moved = np.transpose(obs.astype(np.uint8), (0, *(axis + 1 for axis in axes)))
+    return [np.ascontiguousarray(moved).reshape(len(obs), *shape)]
+
+
+def _numbers(name: str, shape: tuple[int, ...], dtype: np.dtype[Any], obs: NDArray) -> list[NDArray]:
+    with np.errstate(over="ignore"):
+        numbers = obs.astype(dtype)
+    if numbers.dtype == np.float32 and obs.dtype != np.float32:
+        beyond = np.isinf(numbers) & np.isfinite(obs)
+        if beyond.any():
+            raise CapoError(
+                f"observation {obs[beyond][0]:g} of {name!r} is too large for float32, which the networks compute "
+                "with: scale it down"
+            )
+    return [numbers.reshape(len(obs), *shape)]
+
+
+def _categories(
+    name: str, path: Path, label: str, raw_shape: tuple[int, ...], sizes: NDArray, starts: NDArray
+) -> Leaf:
+    """Entries (k,) that each are one of so many: one-hot, all side by side, or embedded where that would be long.
+
+    Entries that are embedded share one table, in which each has rows of its own.
+    """
+    long = sizes > MAX_ONE_HOT
+    if int(sizes[~long].sum()) > MAX_ONE_HOT_BITS:
+        long[:] = True
+    rows = int(sizes[long].sum())
+    if rows > MAX_CATEGORIES:
+        raise CapoError(
+            f"{name!r} has {rows:,} different observations{f' in {label!r}' if label else ''}; at most "
+            f"{MAX_CATEGORIES:,} are supported: wrap the environment so that it describes a state by fewer numbers"
+        )
+    parts = []
+    if not long.all():
+        parts.append(Part(label, (int(sizes[~long].sum()),), "bool"))
+    if long.any():
+        parts.append(Part(label, (int(long.sum()),), "int32", classes=rows))
+    return Leaf(path, raw_shape, tuple(parts), partial(_encode_categories, name, sizes, starts, long))
+
+
+def _encode_categories(name: str, sizes: NDArray, starts: NDArray, long: NDArray, obs: NDArray) -> list[NDArray]:
+    flat = obs.reshape(len(obs), -1)
+    if flat.shape[1] != len(sizes):
+        raise CapoError(
+            f"observations of shape {obs.shape} were given to {name!r}; it takes {len(sizes)} integers"
+        )
+    with np.errstate(invalid="ignore"):  # nan becomes some integer, and differs from it
+        index = flat.astype(np.int64) - starts
+    wrong = (index < 0) | (index >= sizes) | (flat != index + starts)
+    if wrong.any():
+        row, column = np.argwhere(wrong)[0]
+        last = starts[column] + sizes[column] - 1
+        raise CapoError(
+            f"observation {flat[row, column]!s} of {name!r} must be an integer from {starts[column]} to {last}"
+        )
+    encoded: list[NDArray] = []
+    if not long.all():
+        offsets = np.cumsum(sizes[~long]) - sizes[~long]
+        bits = np.zeros((len(obs), int(sizes[~long].sum())), np.bool_)
+        np.put_along_axis(bits, index[:, ~long] + offsets, True, axis=1)
+        encoded.append(bits)
+    if long.any():
+        offsets = np.cumsum(sizes[long]) - sizes[long]
+        encoded.append((index[:, long] + offsets).astype(np.int32))
     return encoded

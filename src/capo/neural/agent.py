@@ -214,7 +214,7 @@ class Agent(Player):
             groups = len(self._states.groups)
             for text in notices.introduce(plan, learner, self.preset, groups, frames, plan.frames - done):
                 shown.message(text)
-            for text in notices.warnings_about(plan, done):
+            for text in notices.warnings_about(plan, done, learner):
                 shown.message(text)
                 warnings.warn(text, CapoWarning, stacklevel=2)
             trainer = Trainer(plan, learner, self._states, shown, self._evaluations(learner))

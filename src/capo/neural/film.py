@@ -17,6 +17,7 @@ from capo.arrays import NDArray
 from capo.checks import check_seed, positive
 from capo.envs import is_jitted
 from capo.envs.failures import environment_call, failure_context
+from capo.envs.spaces import drawable
 from capo.errors import CapoError
 
 
@@ -89,7 +90,7 @@ def _play_jitted(agent: Playable, deterministic: bool, seed: int) -> Iterator[Fr
     key = jax.random.PRNGKey(seed)
     env_state, observation = reset(jax.random.fold_in(key, 0))
     step, score, last = 0, 0.0, False
-    yield Frame(np.asarray(observation), None, step, score, last)
+    yield Frame(_drawable(agent.played_env, observation), None, step, score, last)
     while not last:
         step += 1
         action, _ = agent.predict(np.asarray(observation), deterministic=deterministic)
@@ -98,7 +99,16 @@ def _play_jitted(agent: Playable, deterministic: bool, seed: int) -> Iterator[Fr
         )
         score += float(reward)
         last = bool(terminated) or bool(truncated)
-        yield Frame(np.asarray(observation), None, step, score, last)
+        yield Frame(_drawable(agent.played_env, observation), None, step, score, last)
+
+
+def _drawable(env: Any, observation: Any) -> NDArray:
+    """An array of an observation for people to look at, a copy of its own."""
+    layout = getattr(env, "layout", None)
+    if hasattr(env, "drawable"):
+        array: NDArray = env.drawable(observation)
+        return array
+    return np.array(observation) if layout is None else drawable(layout, np.asarray(observation))
 
 
 def _play_gymnasium(agent: Playable, deterministic: bool, seed: int) -> Iterator[Frame]:
@@ -110,7 +120,7 @@ def _play_gymnasium(agent: Playable, deterministic: bool, seed: int) -> Iterator
 
     def seen() -> Frame:
         with failure_context(f"{agent.played_env.name}, at step {step:,}"), environment_call("render"):
-            return Frame(np.array(observation), watched.picture(), step, score, last)
+            return Frame(_drawable(agent.played_env, observation), watched.picture(), step, score, last)
 
     try:
         with failure_context(agent.played_env.name), environment_call("reset"):

@@ -11,6 +11,8 @@ from capo.neural.algorithms.settings import CommonSettings, is_minatar
 from capo.neural.learners import Learner
 from capo.neural.trainer import Plan
 
+LARGE_IMAGE = 16_384  # pixels from which an image is said to be large
+
 
 def introduce(plan: Plan, learner: Learner, preset: str, groups: int, asked: int, frames: int) -> Iterator[str]:
     """Lines that say what is about to happen.
@@ -35,15 +37,30 @@ def introduce(plan: Plan, learner: Learner, preset: str, groups: int, asked: int
         yield f"rounded up to {frames:,} frames: whole iterations of {plan.frames_per_iteration:,}"
 
 
-def warnings_about(plan: Plan, done: int) -> Iterator[str]:
+def warnings_about(plan: Plan, done: int, learner: Learner) -> Iterator[str]:
     """What looks wrong about a plan.
 
     Args:
         plan: what will be done.
         done: frames that every seed has behind it.
+        learner: that does it.
     """
+    yield from _large_images(learner)
     yield from _repeating(plan.settings)
     yield from _idle(plan, done)
+
+
+def _large_images(learner: Learner) -> Iterator[str]:
+    """Images such as Atari's raw frames of 210x160 pixels."""
+    for part in learner.spec.seen:
+        if len(part.shape) == 3 and math.prod(part.shape[:2]) >= LARGE_IMAGE:
+            size = "x".join(map(str, part.shape))
+            yield (
+                f"{learner.env.name}: observations are images of {size}, {part.n_bytes:,} bytes each; learning "
+                "from them as they are is slow and fills the memory: make them smaller first, for example 84x84 "
+                "and grey with gymnasium.wrappers.ResizeObservation and GrayscaleObservation, or, for Atari's "
+                "games, with AtariPreprocessing"
+            )
 
 
 def _repeating(settings: CommonSettings) -> Iterator[str]:

@@ -12,10 +12,11 @@ import numpy as np
 
 from capo import envs
 from capo.checks import whole
+from capo.envs.layout import Part
 from capo.errors import CapoError, CapoWarning
 from capo.neural.algorithms.base import Algorithm
 from capo.neural.algorithms.settings import CommonSettings, override, plain
-from capo.neural.parts.networks import spec_for
+from capo.neural.parts.encoders import is_image
 from capo.neural.preset_file import is_preset_file, read_preset
 from capo.runs.schema import MAX_EPISODES
 from capo.runs.semantics import SEMANTICS
@@ -164,13 +165,28 @@ class Setup:
 
 def describe(env: Any) -> dict[str, Any]:
     """What must be the same when a run is continued."""
+    layout = envs.EnvSpec(env).layout
+    parts = [] if layout is None else [_describe_part(part) for part in layout.parts]
     return {
         "name": env.name,
         "n_actions": int(env.n_actions),
         "observation_shape": list(env.observation_shape),
         "observation_dtype": str(np.dtype(env.observation_dtype)),
         "jitted": envs.is_jitted(env),
+        **({"observation_parts": parts} if parts else {}),
     }
+
+
+def _describe_part(part: Part) -> str:
+    """Everything about a part that the networks depend on.
+
+    >>> _describe_part(Part("where", (2,), "int32", classes=1000))
+    'where: int32[2] of 1000'
+    """
+    name = ascii(part.name)[1:-1][:100]
+    shape = ",".join(map(str, part.shape))
+    of = part.classes if part.classes else part.high if part.dtype == "uint8" else 0
+    return f"{name}: {part.dtype}[{shape}]{f' of {of}' if of else ''}"
 
 
 def _settings(algorithm: type[Algorithm], preset: str, env: Any, overrides: Mapping[str, Any]) -> CommonSettings:
@@ -194,16 +210,19 @@ def _check_copies(env: Any, n_envs: int) -> None:
 def _check_same_spaces(env: Any, other: Any) -> None:
     """Raise if policies trained on ``env`` can't play ``other``."""
     ours, theirs = describe(env), describe(other)
-    for key in ("n_actions", "observation_shape", "observation_dtype", "jitted"):
-        if ours[key] != theirs[key]:
+    for key in ("n_actions", "observation_parts", "observation_shape", "observation_dtype", "jitted"):
+        if ours.get(key) != theirs.get(key):
             raise CapoError(
-                f"eval_env {other.name!r} does not fit {env.name!r}: {key} is {theirs[key]!r}, not {ours[key]!r}"
+                f"eval_env {other.name!r} does not fit {env.name!r}: {key} is {theirs.get(key)!r}, not "
+                f"{ours.get(key)!r}"
             )
 
 
 def _warn_if_channels_first(env: Any, settings: CommonSettings) -> None:
-    shape = tuple(env.observation_shape)
-    if len(shape) == 3 and shape[0] < shape[1] == shape[2] and spec_for(settings, shape, 1).kind == "conv":
+    for part in envs.EnvSpec(env).seen:
+        shape = part.shape
+        if settings.network == "mlp" or not is_image(part) or not shape[0] < shape[1] == shape[2]:
+            continue
         text = (
             f"{env.name}: observations of shape {shape} look like (channels, height, width), but the "
             "convolution takes (height, width, channels): move the first axis to the end, or set network='mlp'"

@@ -28,6 +28,7 @@ from capo.neural.algorithms.settings import CommonSettings
 from capo.neural.learners import Learner
 from capo.neural.learners.protocol import available_memory
 from capo.neural.metrics import BadEnvironment, Diverged, Rows, blank, divergences, is_finite, rows
+from capo.neural.pace import Pace
 from capo.neural.seeds import SeedGroup, Seeds
 from capo.progress import Ticker, clock
 from capo.runs import checkpoint
@@ -120,6 +121,7 @@ class Trainer:
         self._saved_at, self._saved_frames = time.monotonic(), -1
         self._warned_of_range = False
         self._interrupts = Interrupts()
+        self._pace = Pace(shown)
 
     # Before anything is written ---------------------------------------------------------------------------
 
@@ -284,7 +286,8 @@ class Trainer:
         begin = time.perf_counter()
         group.state = None  # the learner takes its memory for the result: if it fails there is no state
         try:
-            group.state, metrics = learner.run(state, iterations)
+            left = plan.target - group.iteration
+            group.state, metrics = self._pace.run(learner, state, iterations, left)
         except BaseException:
             kept = learner.recover()
             if kept is not None and is_finite(kept.params):  # whole iterations, perhaps fewer than asked for

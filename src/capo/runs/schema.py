@@ -136,6 +136,7 @@ _ENVIRONMENT_FIELDS: Fields = {
     "observation_shape": list_of("a list of integers", _COUNT_OR_ZERO, most=8),
     "observation_dtype": _NAME,
     "jitted": _BOOL,
+    "observation_parts": list_of("a list of texts", _TEXT, most=1000),
 }
 # What config.json and a checkpoint share: see Setup.to_dict.
 _SETUP_FIELDS: Fields = {

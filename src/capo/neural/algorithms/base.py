@@ -18,13 +18,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from capo.arrays import Array, Metrics, PyTree
+from capo.envs.layout import Part
 from capo.envs.protocol import Env, EnvSpec
 from capo.envs.wrappers import wrap
 from capo.neural.algorithms.settings import CommonSettings
 from capo.neural.parts import networks, replay, schedules
 from capo.neural.parts.iterations import ERA, Iteration
 from capo.neural.parts.networks import NetworkSpec, Params
-from capo.neural.parts.normaliser import Statistics
 from capo.neural.parts.replay import ReplaySpec, Rollout
 
 # Metrics of the gradient steps: there are none before an algorithm starts to learn.
@@ -87,11 +87,9 @@ class Algorithm(ABC):
     def __init__(self, config: CommonSettings, env: Env) -> None:
         self.config = config
         spec = EnvSpec(wrap(env, config.frame_stack, config.time_limit))
-        (seen,) = spec.seen
         self.network = replace(
-            self._network(seen.shape, spec.n_actions),
-            byte_high=seen.high,
-            precision=networks.precision(config.precision, seen.dtype),
+            self._network(spec.seen, spec.n_actions),
+            precision=networks.precision(config.precision, spec.seen),
             layout=spec.layout,
         )
         self.rollouts: ReplaySpec = replay.spec_for(
@@ -107,14 +105,15 @@ class Algorithm(ABC):
 
     def seeing(self, normaliser: PyTree) -> Self:
         """This algorithm with networks that see observations normalised by a state's statistics, if it has any."""
-        if not isinstance(normaliser, Statistics):
+        if not normaliser:
             return self
         made = copy.copy(self)
         made.network = replace(self.network, normaliser=normaliser)
         return made
 
-    def _network(self, observation_shape: tuple[int, ...], n_actions: int) -> NetworkSpec:
-        return networks.spec_for(self.config, observation_shape, n_actions)
+    def _network(self, seen: tuple[Part, ...], n_actions: int) -> NetworkSpec:
+        """What the networks look like that see these parts of an observation."""
+        return networks.spec_for(self.config, seen, n_actions)
 
     def _replay_options(self) -> dict[str, int]:
         """Capacity and clearing of a replay of whole rollouts; by default one iteration is kept."""

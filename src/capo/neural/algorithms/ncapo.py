@@ -21,6 +21,7 @@ from typing import Annotated, ClassVar, Literal, Self
 import jax.numpy as jnp
 
 from capo.arrays import Array, Metrics
+from capo.envs.atari import is_atari
 from capo.neural.agent import Agent
 from capo.neural.algorithms.offpolicy import OffPolicy, Targets
 from capo.neural.algorithms.settings import (
@@ -30,7 +31,6 @@ from capo.neural.algorithms.settings import (
     TracedFraction,
     TracedNonNegative,
     TracedPositive,
-    is_atari,
     is_minatar,
 )
 from capo.neural.parts.replay import Rollout

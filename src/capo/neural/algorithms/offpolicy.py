@@ -15,6 +15,7 @@ import numpy as np
 import optax
 
 from capo.arrays import Array, Metrics, PyTree
+from capo.envs.layout import Part
 from capo.neural.algorithms.base import Algorithm, ReplaySize, TrainState, finite, means, scan_means
 from capo.neural.algorithms.settings import RetraceSettings
 from capo.neural.parts import networks, optimisers, policies, replay, schedules
@@ -75,8 +76,8 @@ class OffPolicy(Algorithm):
     explores = True
     config: RetraceSettings
 
-    def _network(self, observation_shape: tuple[int, ...], n_actions: int) -> NetworkSpec:
-        spec = super()._network(observation_shape, n_actions)
+    def _network(self, seen: tuple[Part, ...], n_actions: int) -> NetworkSpec:
+        spec = super()._network(seen, n_actions)
         return replace(spec, critic_outputs=self.critic.n_outputs(n_actions))
 
     def _replay_options(self) -> dict[str, int]:
@@ -249,7 +250,7 @@ class OffPolicy(Algorithm):
         spec = self.network
         params, logits, features = jax.lax.stop_gradient((params, logits, features))
         done = logits.shape[1]
-        if self._needs_current and done < inputs.x.shape[1]:
+        if self._needs_current and done < inputs.n_steps:
             more_logits, _, more_features = networks.logits_and_q(spec, params, inputs.steps(done, None))
             logits = jnp.concatenate([logits, more_logits], axis=1)
             features = jnp.concatenate([features, more_features], axis=1)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from capo.arrays import Array, Metrics, PyTree
+from capo.envs.layout import Part
 from capo.neural.algorithms.base import Algorithm
 from capo.neural.algorithms.settings import OnPolicySettings
 from capo.neural.parts import networks, optimisers, policies, replay, schedules
@@ -91,8 +92,8 @@ class OnPolicy(Algorithm):
     on_policy = True
     config: OnPolicySettings
 
-    def _network(self, observation_shape: tuple[int, ...], n_actions: int) -> NetworkSpec:
-        return replace(super()._network(observation_shape, n_actions), critic_outputs=1)
+    def _network(self, seen: tuple[Part, ...], n_actions: int) -> NetworkSpec:
+        return replace(super()._network(seen, n_actions), critic_outputs=1)
 
     def init_optimiser(self, params: Params) -> PyTree:
         return self.optimiser().init(params)

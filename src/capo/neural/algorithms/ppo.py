@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from capo.arrays import Array, Metrics, PyTree
+from capo.envs.atari import is_atari
 from capo.errors import CapoError
 from capo.neural.agent import Agent
 from capo.neural.algorithms.base import TrainState, finite, scan_means
@@ -27,7 +28,6 @@ from capo.neural.algorithms.settings import (
     OnPolicySettings,
     Search,
     TracedPositive,
-    is_atari,
     is_minatar,
 )
 from capo.neural.parts import schedules

@@ -21,6 +21,7 @@ import numpy as np
 import optax
 
 from capo.arrays import Array, Metrics, PyTree
+from capo.envs.layout import Part
 from capo.envs.protocol import Env
 from capo.neural.agent import Agent
 from capo.neural.algorithms.base import UPDATE_METRICS, Algorithm, ReplaySize, TrainState, finite, scan_means
@@ -95,7 +96,9 @@ class RainbowConfig(EpsilonSettings):
     """Epsilon of Adam."""
     max_grad_norm: TracedPositive = 10.0
     network: Network = "auto"
-    """mlp, conv (3x3 convolution), or auto: conv for image grids, else mlp; hidden_layers dense layers follow."""
+    """mlp, conv (3x3 convolution), nature or impala (the convolutions of those papers for large images), or auto:
+    nature for images of at least 36x36 pixels, conv for smaller ones, else mlp; hidden_layers dense layers
+    follow."""
     hidden_layers: CountOrZero = 1
     """Dense layers between the convolution (or the observation) and the heads."""
 
@@ -241,8 +244,8 @@ class RainbowAlgorithm(Algorithm):
         super().__init__(config, env)
         self.ring = transitions.spec_for(self.rollouts, config.replay_transitions, config.n_step)
 
-    def _network(self, observation_shape: tuple[int, ...], n_actions: int) -> NetworkSpec:
-        spec = super()._network(observation_shape, n_actions)
+    def _network(self, seen: tuple[Part, ...], n_actions: int) -> NetworkSpec:
+        spec = super()._network(seen, n_actions)
         return replace(spec, dense_layers=self.config.hidden_layers)
 
     # The state --------------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ from capo.neural.parts.iterations import LARGEST_PERIOD
 from capo.neural.parts.optimisers import Optimiser
 from capo.neural.parts.schedules import Schedule
 
-Network = Literal["auto", "mlp", "conv"]
+Network = Literal["auto", "mlp", "conv", "nature", "impala"]
 Activation = Literal["relu", "tanh"]
 RetraceOptimiser = Literal["adam", "rmsprop"]
 Precision = Literal["auto", "float32", "bfloat16"]
@@ -176,7 +176,9 @@ class CommonSettings(Settings):
     max_grad_norm: TracedPositive = 0.5
     """Gradients with a larger norm are scaled down to it."""
     network: Network = "auto"
-    """mlp (two dense layers), conv (3x3 convolution, one dense layer), or auto: conv for image grids, else mlp."""
+    """mlp (two dense layers), conv (3x3 convolution, one dense layer), nature or impala (the convolutions of those
+    papers for large images, one dense layer), or auto: nature for images of at least 36x36 pixels, conv for
+    smaller ones, else mlp."""
     width: Count = 128
     """Units per dense layer."""
     conv_features: Count = 16
@@ -319,11 +321,6 @@ S = TypeVar("S", bound=Settings)
 def is_minatar(env_name: str) -> bool:
     """Whether the environment is a MinAtar game, pgx's or the original."""
     return env_name.startswith(("minatar-", "MinAtar/"))
-
-
-def is_atari(env_name: str) -> bool:
-    """Whether the environment is an Atari game of ale-py."""
-    return env_name.startswith("ALE/")
 
 
 def plain(value: Any) -> Any:

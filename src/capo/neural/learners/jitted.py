@@ -204,8 +204,11 @@ class JittedLearner(Learner):
         episodes, total, steps = (x.sum().astype(jnp.float32) for x in ended)
         mean = {"episode_return": total / episodes, "episode_length": steps / episodes}  # nan without any
         guards = {"rewards_finite": jnp.isfinite(rollouts.reward).all().astype(jnp.float32)}
-        if jnp.issubdtype(rollouts.obs.dtype, jnp.floating):
-            guards["observations_finite"] = jnp.isfinite(rollouts.obs).all().astype(jnp.float32)
+        layout = self.spec.layout
+        floats = [rollouts.obs] if layout is None else [part for _, part in layout.floats(rollouts.obs)]
+        if floats and jnp.issubdtype(floats[0].dtype, jnp.floating):
+            finite = jnp.stack([jnp.isfinite(part).all() for part in floats]).all()
+            guards["observations_finite"] = finite.astype(jnp.float32)
         return state, rollouts, {"episodes": episodes} | guards | mean
 
     def _randomness(self, key: Array, acting: PyTree) -> tuple[Array, Array, Any]:

@@ -36,7 +36,7 @@ class Playable(NamedTuple):
     """Networks with the statistics that their observations are normalised by."""
 
     params: PyTree
-    normaliser: normaliser.Statistics
+    normaliser: normaliser.ByPart
 
 
 class Learner(ABC):
@@ -67,6 +67,8 @@ class Learner(ABC):
         self.eval_env = self.env if eval_env is None else wrap(eval_env, config.frame_stack, config.time_limit)
         self.frames_per_iteration = algorithm.frames_per_iteration
         self.compile_seconds: float | None = None
+        if config.normalise_observations:
+            normaliser.check(self.spec.name, self.spec.seen)
         self._check_memory()
         self._act = jax.jit(partial(_act, algorithm), static_argnames="deterministic")
 
@@ -153,7 +155,7 @@ class Learner(ABC):
     def act(
         self,
         params: PyTree,
-        observations: NDArray,
+        observations: Any,
         key: Array | None = None,
         deterministic: bool = False,
         action_mask: Any = None,
@@ -170,7 +172,7 @@ class Learner(ABC):
         Raises:
             CapoError: if observations or mask have another shape, or a mask allows nothing.
         """
-        obs = self.spec.encode(np.asarray(observations))
+        obs = self.spec.encode(observations)
         if obs.shape[1:] != tuple(self.env.observation_shape):
             raise CapoError(
                 f"observations of shape {obs.shape} were given to {self.env.name!r}; it takes "
@@ -200,7 +202,7 @@ class Learner(ABC):
                 f"{self.env.name}: {seeds}, {rollouts} x {config.rollout_length} steps = "
                 f"{self.frames_per_iteration} frames per iteration per seed{spread}",
                 learning,
-                f"network: {self.network.kind}, {self.n_parameters:,} parameters",
+                f"network: {self.network.describe()}, {self.n_parameters:,} parameters",
                 *more,
             )
         )
@@ -247,8 +249,11 @@ class Learner(ABC):
             rollouts = rollouts._replace(reward=rollouts.reward.clip(-config.reward_clip, config.reward_clip))
         state, metrics = self.algorithm.seeing(statistics).learn(state, rollouts, iteration, key)
         if config.normalise_observations:
-            seen = networks.as_numbers(self.network, rollouts.obs[:, : config.rollout_length])
-            state = replace(state, normaliser=normaliser.update(statistics, seen.reshape(-1, *seen.shape[2:])))
+            rows = rollouts.obs[:, : config.rollout_length]
+            rows = rows.reshape(-1, *rows.shape[2:])
+            state = replace(
+                state, normaliser=normaliser.update(statistics, networks.values_of(self.network, rows))
+            )
         return state, metrics
 
     def _init_params(self, seeds: Sequence[int]) -> PyTree:
@@ -270,7 +275,7 @@ class Learner(ABC):
             episode_length=jnp.zeros(config.n_envs, jnp.int32),
             iteration=jnp.int32(0),
             key=key,
-            normaliser=normaliser.start(self.network.observation_shape) if config.normalise_observations else (),
+            normaliser=normaliser.start(self.spec.seen) if config.normalise_observations else (),
         )
 
     def _check_memory(self) -> None:
@@ -310,12 +315,16 @@ class Learner(ABC):
         return total + _bytes(rest) * self.n_seeds
 
 
-def as_batch(env: EnvSpec, observation: Any) -> tuple[NDArray, bool]:
+def as_batch(env: EnvSpec, observation: Any) -> tuple[Any, bool]:
     """An environment's own observations with a batch axis, and whether a single one was given without it.
+
+    Those of a Dict or Tuple space have it on every part.
 
     Raises:
         CapoError: if they are not numbers, or of another shape.
     """
+    if env.batched is not None:
+        return env.batched(observation)
     shape = env.raw_shape
     try:
         array = np.asarray(observation)
