@@ -30,10 +30,10 @@ Compute = Callable[[Path], Results]  # from an empty folder to the results
 
 CLASSES = {"ncapo": "NCAPO", "offpac": "OffPAC", "a2c": "A2C", "ppo": "PPO", "rainbow": "Rainbow"}
 PRESETS = {
-    "ncapo": ("paper", "official", "default", "cpu"),
+    "ncapo": ("paper", "official", "default", "cpu", "atari"),
     "offpac": ("paper", "official", "default", "cpu"),
     "a2c": ("paper", "default"),
-    "ppo": ("paper", "default"),
+    "ppo": ("paper", "default", "atari"),
     "rainbow": ("paper", "default"),
 }
 # Sizes alone are made small: what tells one preset from another stays.
@@ -90,7 +90,7 @@ def trained(algorithm: str, preset: str, env: str) -> Compute:
 
 def predictions(agent: Any) -> Results:
     """Actions for observations that are always the same, of both seeds."""
-    shape, dtype = agent.env.observation_shape, np.dtype(agent.env.observation_dtype)
+    shape, dtype = agent.played_env.observation_shape, np.dtype(agent.env.observation_dtype)
     rng = np.random.default_rng(0)
     drawn = rng.standard_normal((16, *shape))
     observations = drawn > 1 if dtype.kind == "b" else drawn.astype(dtype)

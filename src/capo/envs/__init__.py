@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from capo.envs import suites
+from capo.envs.atari import AtariEnv, is_atari
 from capo.envs.failures import describe_error
 from capo.envs.gymnasium import GymEnv, is_gymnasium_object
 from capo.envs.ids import check_consent, is_gymnasium_id, prepare_named_in_file, registry
@@ -37,16 +38,16 @@ def make(env: Any) -> Env:
     """An environment that a learner can run.
 
     Args:
-        env: a name (``minatar-breakout``, ``gymnax:CartPole-v1``, a Gymnasium id), a ``gymnasium.Env``, a vector
-            environment of Gymnasium or Stable-Baselines3, an environment of a suite, an object of the jitted
-            protocol, or a function that makes one of these objects.
+        env: a name (``minatar-breakout``, ``gymnax:CartPole-v1``, ``ALE/Pong-v5``, a Gymnasium id), a
+            ``gymnasium.Env``, a vector environment of Gymnasium or Stable-Baselines3, an environment of a suite,
+            an object of the jitted protocol, or a function that makes one of these objects.
 
     Returns:
         A :class:`JittedEnv` (an object of the protocol is returned as it is) or a :class:`HostEnv`.
     """
     if isinstance(env, str):
         return _by_name(env)
-    if isinstance(env, GymEnv | MinAtar | suites.Adapter):
+    if isinstance(env, GymEnv | MinAtar | AtariEnv | suites.Adapter):
         return env
     if is_gymnasium_object(env):
         return GymEnv(env)
@@ -93,6 +94,8 @@ def _by_name(name: str) -> Env:
         return PROBES[name]
     if suites.suite_of_name(name):
         return suites.by_name(name)
+    if is_atari(name):
+        return AtariEnv(name)
     if is_gymnasium_id(name):
         return GymEnv(name)
     ids = sorted(registry())

@@ -30,6 +30,7 @@ class JittedEnv(Protocol):
     taken. After the last step of an episode, where nothing is taken any more, it may allow nothing.
     ``factors = (3, 2)`` says that an action has two factors, of 3 and 2 actions: ``step`` gets an array (2,),
     ``n_actions`` is their sum, 5, and a mask has the actions of all factors side by side.
+    ``frame_stack = k`` says that an observation is the last k frames side by side, see :mod:`capo.envs.wrappers`.
     """
 
     name: str
@@ -55,6 +56,12 @@ class HostStep(NamedTuple):
     terminated: NDArray  # (n,) bool
     truncated: NDArray  # (n,) bool, false where terminated
     valid: NDArray  # (n,) bool, false where the call only reset the environment
+    over: NDArray | None = None  # (n,) bool, see :attr:`ended`; None where it is the same as the end of learning
+
+    @property
+    def ended(self) -> NDArray:
+        """(n,) Where an episode ended as people count it: a game of several lives outlives the loss of one."""
+        return self.terminated | self.truncated if self.over is None else self.over
 
 
 class HostVector(Protocol):
@@ -165,6 +172,7 @@ class EnvSpec:
         # Of a Dict or Tuple: adds the batch axis to every part, and says whether it was missing.
         self.batched: Callable[[Any], tuple[Any, bool]] | None = getattr(env, "batched", None)
         self.layout: Layout | None = getattr(env, "layout", None)
+        self.frame_stack = int(getattr(env, "frame_stack", 1))
         self.masked = bool(getattr(env, "masked", callable(getattr(env, "action_mask", None))))
         self._packed = self.layout is not None  # without the mask
         if self.masked:

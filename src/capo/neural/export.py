@@ -13,6 +13,7 @@ from capo.envs.protocol import Env, EnvSpec, is_jitted
 from capo.errors import CapoError
 from capo.files import write_bytes
 from capo.neural.algorithms.base import Algorithm
+from capo.neural.parts.normaliser import scale_of
 from capo.neural.parts.onnx_graph import Graph
 
 TOLERANCE = 1e-4  # of the check before the file is written
@@ -43,6 +44,8 @@ def build(algorithm: Algorithm, params: PyTree, env: Env) -> Any:
     spec = EnvSpec(env)
     if spec.factors:
         raise CapoError(f"{spec.name!r} has actions of several factors, which can't be exported yet")
+    if algorithm.config.frame_stack > 1:
+        raise CapoError("a policy that sees a stack of frames (frame_stack) can't be exported yet")
     graph = Graph()
     x = _observations(graph, algorithm, spec, getattr(env, "observation_space", None))
     everything = np.ones((1, spec.n_actions), np.bool_)
@@ -90,7 +93,9 @@ def _observations(graph: Graph, algorithm: Algorithm, spec: EnvSpec, space: Any)
         x = graph.cast(x, np.float32)
     if dtype == np.uint8:
         x = graph.node("Div", x, graph.constant(algorithm.network.byte_high))
-    return graph.reshape(x, -1, *shape)
+    x = graph.reshape(x, -1, *shape)
+    statistics = algorithm.network.normaliser
+    return x if statistics is None else graph.normalised(x, *scale_of(statistics[part.name]))
 
 
 def _check(model: Any, env: Env, expected: Any) -> None:

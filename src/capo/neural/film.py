@@ -26,7 +26,7 @@ class Playable(Protocol):
     """What a film needs of an agent."""
 
     @property
-    def env(self) -> Any: ...
+    def played_env(self) -> Any: ...
     def predict(
         self, observation: Any, *, deterministic: bool = False, action_masks: Any = None
     ) -> tuple[NDArray, Any]: ...
@@ -59,7 +59,9 @@ def record(
     pictures, scores = [], []
     for frame in play(agent, episodes, steps, deterministic=deterministic, seed=seed):
         picture = gif.draw_observation(frame.observation) if frame.picture is None else frame.picture
-        pictures.append(gif.with_caption(picture, f"{agent.env.name}   step {frame.step}   score {frame.score:g}"))
+        pictures.append(
+            gif.with_caption(picture, f"{agent.played_env.name}   step {frame.step}   score {frame.score:g}")
+        )
         if frame.last:
             scores.append(frame.score)
     gif.write_gif(path, pictures, per_second)
@@ -76,7 +78,7 @@ def check_target(path: Path, per_second: Any) -> None:
 def play(agent: Playable, episodes: int, steps: int, *, deterministic: bool, seed: int) -> Iterator[Frame]:
     """The frames of ``episodes`` whole episodes, or of the first ``steps`` steps of them."""
     check_seed(seed)
-    player = _play_jitted if is_jitted(agent.env) else _play_gymnasium
+    player = _play_jitted if is_jitted(agent.played_env) else _play_gymnasium
     left = steps
     for episode in range(episodes):
         for frame in player(agent, deterministic, seed + episode):
@@ -87,16 +89,17 @@ def play(agent: Playable, episodes: int, steps: int, *, deterministic: bool, see
 
 
 def _play_jitted(agent: Playable, deterministic: bool, seed: int) -> Iterator[Frame]:
-    reset, advance = jax.jit(agent.env.reset), jax.jit(agent.env.step)
-    draw = jax.jit(agent.env.picture) if hasattr(agent.env, "picture") else None
-    masks = jax.jit(getattr(agent.env, "action_mask", lambda _: None))
+    env = agent.played_env
+    reset, advance = jax.jit(env.reset), jax.jit(env.step)
+    draw = jax.jit(env.picture) if hasattr(env, "picture") else None
+    masks = jax.jit(getattr(env, "action_mask", lambda _: None))
     key = jax.random.PRNGKey(seed)
     env_state, observation = reset(jax.random.fold_in(key, 0))
     step, score, last = 0, 0.0, False
 
     def seen() -> Frame:
         picture = None if draw is None else np.asarray(draw(env_state))
-        return Frame(_drawable(agent.env, observation), picture, step, score, last)
+        return Frame(_drawable(env, observation), picture, step, score, last)
 
     yield seen()
     while not last:
@@ -122,25 +125,25 @@ def _drawable(env: Any, observation: Any) -> NDArray:
 
 
 def _play_gymnasium(agent: Playable, deterministic: bool, seed: int) -> Iterator[Frame]:
-    watched = agent.env.open_to_watch()
+    watched = agent.played_env.open_to_watch()
     env = watched.env
     if not watched.owned:
         agent.close()  # training continues with new episodes
     step, score, last, mask = 0, 0.0, False, None
 
     def seen() -> Frame:
-        with failure_context(f"{agent.env.name}, at step {step:,}"), environment_call("render"):
-            return Frame(_drawable(agent.env, observation), watched.picture(), step, score, last)
+        with failure_context(f"{agent.played_env.name}, at step {step:,}"), environment_call("render"):
+            return Frame(_drawable(agent.played_env, observation), watched.picture(), step, score, last)
 
     try:
-        with failure_context(agent.env.name), environment_call("reset"):
+        with failure_context(agent.played_env.name), environment_call("reset"):
             observation, info = env.reset(seed=seed)
             mask = watched.mask("reset", info)
         yield seen()
         while not last:
             step += 1
             action, _ = agent.predict(observation, deterministic=deterministic, action_masks=mask)
-            with failure_context(f"{agent.env.name}, at step {step:,}"), environment_call("step"):
+            with failure_context(f"{agent.played_env.name}, at step {step:,}"), environment_call("step"):
                 observation, reward, terminated, truncated, info = env.step(one_action(action))
                 mask = watched.mask("step", info)
                 score += float(reward)

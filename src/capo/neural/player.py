@@ -25,7 +25,7 @@ from capo.neural.evaluation import Evaluation
 from capo.neural.export import write_onnx
 from capo.neural.learners import Behaviour, Learner
 from capo.neural.learners.behaviours import Mixture
-from capo.neural.learners.protocol import as_batch
+from capo.neural.learners.protocol import as_batch, unpack_playable
 from capo.neural.parts.iterations import fold_in
 from capo.neural.seeds import SeedGroup, Seeds
 from capo.runs.schema import MAX_EPISODES
@@ -62,6 +62,11 @@ class Player(ABC):
     def learner(self) -> Learner:
         """What steps the environment and runs the compiled programs, made at first use."""
 
+    @property
+    def played_env(self) -> Any:
+        """The environment as the policies see it, with the wrappers of the settings (frame_stack, time_limit)."""
+        return self.learner.env
+
     @abstractmethod
     def close(self) -> None:
         """Close the training environments."""
@@ -97,7 +102,8 @@ class Player(ABC):
         Signature and result are Stable-Baselines3's, so its ``evaluate_policy`` works with this agent.
 
         Args:
-            observation: of the environment's shape, or with one leading batch axis.
+            observation: of the environment's shape, or with one leading batch axis; with ``frame_stack=k`` the
+                last k of them, joined along the last axis, the oldest first.
             state: handed back unchanged; the policy has no memory.
             episode_start: not used, for the same reason.
             deterministic: take the most likely action instead of sampling.
@@ -147,7 +153,8 @@ class Player(ABC):
     @property
     def params(self) -> PyTree:
         """The networks of the policy, nested dicts and lists of numpy arrays; a copy, of the seed in use."""
-        return jax.tree.map(np.array, self._policy(self.learner))
+        _, params = unpack_playable(self.learner.algorithm, self._policy(self.learner))
+        return jax.tree.map(np.array, params)
 
     def export(self, path: str | Path) -> Path:
         """Write the policy of the seed in use as an ONNX file, which runs without jax; needs the extra ``onnx``.
@@ -164,7 +171,8 @@ class Player(ABC):
         """
         path = as_path("export", path)
         path = path if path.suffix else path.with_suffix(".onnx")
-        write_onnx(path, self.learner.algorithm, self.params, self.env, self.policy)
+        algorithm, params = unpack_playable(self.learner.algorithm, self._policy(self.learner))
+        write_onnx(path, algorithm, jax.tree.map(np.array, params), self.env, self.policy)
         return path
 
     def as_function(self) -> Callable[[Any], Array]:
@@ -172,8 +180,8 @@ class Player(ABC):
 
         Observations are those that the networks take.
         """
-        learner = self.learner
-        return jax.jit(partial(learner.algorithm.probabilities, self._policy(learner)))
+        algorithm, params = unpack_playable(self.learner.algorithm, self._policy(self.learner))
+        return jax.jit(partial(algorithm.probabilities, params))
 
     def _returns(
         self, learner: Learner, key: Array, episodes: int, deterministic: bool, group: SeedGroup
@@ -183,7 +191,7 @@ class Player(ABC):
         A seed's episodes don't depend on which seeds play beside it.
         """
         keys = jax.vmap(partial(jax.random.fold_in, key))(np.asarray(group.seeds))
-        returns = learner.evaluate(group.start(learner).params, keys, episodes, deterministic)
+        returns = learner.evaluate(learner.playable(group.start(learner)), keys, episodes, deterministic)
         return returns[[index for index, seed in enumerate(group.seeds) if seed not in group.diverged]]
 
     def check_episodes(self, episodes: int) -> int:

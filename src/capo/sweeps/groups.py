@@ -113,7 +113,7 @@ class Together:
         shape = (len(self.trials), len(seeds))
         bad = np.asarray(broken(metrics, self.env_name).reshape(shape).any(axis=1))
         keys = _evaluation_keys([seed for _ in self.trials for seed in seeds])
-        returns = learner.evaluate(self.state.params, keys, self.batch.episodes).reshape(*shape, -1)
+        returns = learner.evaluate(learner.playable(self.state), keys, self.batch.episodes).reshape(*shape, -1)
         seconds = (time.perf_counter() - begin) / len(self.trials)
         reached = target * learner.frames_per_iteration
         return {
@@ -185,7 +185,7 @@ class Alone:
             self.states[index], metrics = learner.run(self.states[index], target - self.done)
             bad = bad or bool(broken(metrics, self.env_name).any())
             keys = _evaluation_keys([seed])
-            returns.append(learner.evaluate(self.states[index].params, keys, self.batch.episodes)[0])
+            returns.append(learner.evaluate(learner.playable(self.states[index]), keys, self.batch.episodes)[0])
         self.done = target
         reached = target * self.learners[0].frames_per_iteration
         return {self.trial: Score(reached, None if bad else np.stack(returns), time.perf_counter() - begin)}

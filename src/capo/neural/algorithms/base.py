@@ -7,10 +7,11 @@ for one seed.
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ import numpy as np
 from capo.arrays import Array, Metrics, PyTree
 from capo.envs.layout import Part
 from capo.envs.protocol import Env, EnvSpec
+from capo.envs.wrappers import wrap
 from capo.errors import CapoError
 from capo.neural.algorithms.settings import CommonSettings
 from capo.neural.parts import networks, policies, replay, schedules
@@ -48,6 +50,7 @@ class TrainState:
     iteration: Array  # (K,) int32 below ERA, the same for all seeds: see :attr:`reached`
     key: Array  # (K, 2) uint32, the seed's key; never changes
     era: int = field(default=0, metadata={"static": True})  # how often ``iteration`` went round
+    normaliser: PyTree = ()  # running statistics of the observations; empty if they are not normalised
 
     @property
     def reached(self) -> int:
@@ -87,7 +90,7 @@ class Algorithm(ABC):
 
     def __init__(self, config: CommonSettings, env: Env, own: OwnParts = NONE) -> None:
         self.config, self.own = config, own
-        spec = EnvSpec(env)
+        spec = EnvSpec(wrap(env, config.frame_stack, config.time_limit))
         self.network = replace(
             self._network(spec.seen, spec.n_actions),
             precision=networks.precision(config.precision, spec.seen),
@@ -103,9 +106,18 @@ class Algorithm(ABC):
             n_envs=config.n_envs,
             length=config.rollout_length,
             n_factors=len(spec.factors),
+            frames=spec.frame_stack,
             **self._replay_options(),
         )
         self.frames_per_iteration = config.frames_per_iteration
+
+    def seeing(self, normaliser: PyTree) -> Self:
+        """This algorithm with networks that see observations normalised by a state's statistics, if it has any."""
+        if not normaliser:
+            return self
+        made = copy.copy(self)
+        made.network = replace(self.network, normaliser=normaliser)
+        return made
 
     def _network(self, seen: tuple[Part, ...], n_actions: int) -> NetworkSpec:
         """What the networks look like that see these parts of an observation."""

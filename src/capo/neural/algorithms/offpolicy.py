@@ -172,7 +172,7 @@ class OffPolicy(Algorithm):
         self, state: TrainState, rollouts: Rollout, iteration: Iteration, key: Array
     ) -> tuple[TrainState, Metrics]:
         config = self.config
-        packed = rollouts._replace(obs=replay.pack(self.rollouts, rollouts.obs))
+        packed = replay.pack_rollouts(self.rollouts, rollouts)
         stored = replay.add(self.rollouts, state.replay, packed, iteration)
         rate = self.learning_rate(iteration)
         entropy = self.own.schedule("entropy", self.progress(iteration))

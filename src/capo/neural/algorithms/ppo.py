@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from capo.arrays import Array, Metrics, PyTree
+from capo.envs.atari import is_atari
 from capo.errors import CapoError
 from capo.neural.agent import Agent
 from capo.neural.algorithms.base import TrainState, finite, scan_means
@@ -40,7 +41,7 @@ from capo.neural.parts.schedules import Schedule
 class PPOConfig(OnPolicySettings):
     """All settings of PPO. Frames are environment steps of one seed, summed over its environments."""
 
-    PRESETS: ClassVar[tuple[str, ...]] = ("paper", "default")
+    PRESETS: ClassVar[tuple[str, ...]] = ("paper", "default", "atari")
 
     horizon: Count = 1_000_000
     """Frames over which learning rate, entropy and clip follow their schedules; then they stay constant."""
@@ -93,6 +94,31 @@ class PPOConfig(OnPolicySettings):
                 width=128,  # open
                 activation="relu",  # open
                 shared_trunk=True,  # open
+            )
+        if name == "atari" or is_atari(env_name):
+            # The values of the PPO paper's Atari table, as Stable-Baselines3's zoo has them.
+            return cls(
+                n_envs=8,
+                rollout_length=128,
+                epochs=4,
+                batch_size=256,
+                clip=0.1,
+                clip_schedule="linear",
+                gamma=0.99,
+                gae_lambda=0.95,
+                learning_rate=2.5e-4,
+                learning_rate_schedule="linear",
+                optimiser="adam",
+                optimiser_epsilon=1e-5,
+                max_grad_norm=0.5,
+                critic_coefficient=0.5,
+                entropy=0.01,
+                network="auto",
+                width=512,
+                activation="relu",
+                shared_trunk=True,
+                reward_clip=1.0,
+                frame_stack=4,
             )
         if is_minatar(env_name):
             return cls(

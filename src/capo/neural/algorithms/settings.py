@@ -199,6 +199,18 @@ class CommonSettings(Settings):
     precision: Precision = "float32"
     """Number format of matrix products (parameters are always float32). auto: bfloat16 on an accelerator if
     observations are bits or bytes, else float32."""
+    reward_scale: Positive = 1.0
+    """Rewards are multiplied by this before they are learned from; reported returns never are."""
+    reward_clip: NonNegative = 0.0
+    """Rewards are clipped to [-reward_clip, reward_clip], after scaling, before they are learned from; 0 does not
+    clip. Reported returns are never clipped."""
+    normalise_observations: bool = False
+    """Whether the networks see each number of an observation minus its running mean, divided by its running
+    standard deviation, and clipped to [-10, 10]. Evaluations use the statistics of training and leave them."""
+    frame_stack: Count = 1
+    """How many of an episode's last observations the networks see, joined along the last axis."""
+    time_limit: PeriodOrZero = 0
+    """Steps after which an episode is truncated, in training and evaluation; 0 sets no limit."""
 
     @property
     def frames_per_iteration(self) -> int:

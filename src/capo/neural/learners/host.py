@@ -98,7 +98,7 @@ class Collector:
         self._obs = moved.obs
         self._return[who] += moved.reward[who]
         self._length[who] += 1
-        for i in who[(moved.terminated | moved.truncated)[who]]:
+        for i in who[moved.ended[who]]:
             returns.append(float(self._return[i]))
             lengths.append(int(self._length[i]))
             self._return[i], self._length[i] = 0.0, 0
@@ -172,9 +172,10 @@ class HostLearner(Learner):
         for now in range(first, first + iterations):
             epsilon = self.algorithm.exploration(np.float32(now * self.frames_per_iteration))
             collect_key = jax.random.split(Iteration.number(now).fold_into(key))[0]
-            acting = jax.tree.map(lambda leaf: leaf[0], self.algorithm.acting_params(state.params))
+            acting = (self.algorithm.acting_params(state.params), state.normaliser)
+            acting = jax.tree.map(lambda leaf: leaf[0], acting)
 
-            def behave(obs: NDArray, step: int, args: Any = (acting, collect_key, epsilon)) -> Any:
+            def behave(obs: NDArray, step: int, args: Any = (*acting, collect_key, epsilon)) -> Any:
                 given = None if self.behaviour is None else self.behaviour.on_host(obs)
                 action, log_mu = self._behave(*args, obs, step, given)
                 return np.asarray(action), np.asarray(log_mu)
@@ -235,7 +236,7 @@ class HostLearner(Learner):
             obs, count = moved.obs, count + 1
             total[moved.valid] += moved.reward[moved.valid]
             steps[moved.valid] += 1
-            ended = moved.terminated | moved.truncated
+            ended = moved.ended
             capped = moved.valid & ~ended & (steps >= MAX_EVALUATION_STEPS)
             for i in np.flatnonzero((moved.valid & ended) | capped):
                 returns[i].append(total[i])
@@ -246,12 +247,20 @@ class HostLearner(Learner):
         return np.array([value for mine in returns for value in mine[:share]], np.float32)[:episodes]
 
     def _behave_jitted(
-        self, acting: PyTree, key: Array, epsilon: Array, obs: Array, step: Array, given: Array | None
+        self,
+        acting: PyTree,
+        normaliser: PyTree,
+        key: Array,
+        epsilon: Array,
+        obs: Array,
+        step: Array,
+        given: Array | None,
     ) -> tuple[Array, Array]:
+        algorithm = self.algorithm.seeing(normaliser)
         key = jax.random.fold_in(key, step)
-        if self.algorithm.perturbs:
-            acting = self.algorithm.perturb(acting, self.algorithm.noise(acting, jax.random.fold_in(key, 1), 1)[0])
-        log_mu = self.algorithm.behaviour(acting, obs, epsilon)
+        if algorithm.perturbs:
+            acting = algorithm.perturb(acting, algorithm.noise(acting, jax.random.fold_in(key, 1), 1)[0])
+        log_mu = algorithm.behaviour(acting, obs, epsilon)
         if self.behaviour is not None:
             assert given is not None
             log_mu = self.behaviour.mix(log_mu, given, jax.random.fold_in(key, 2))
@@ -263,7 +272,7 @@ class HostLearner(Learner):
 
         def one(state: TrainState) -> tuple[TrainState, Metrics]:
             learn_key = jax.random.split(iteration.fold_into(state.key))[1]
-            state, metrics = self.algorithm.learn(state, rollouts, iteration, learn_key)
+            state, metrics = self._learn(state, rollouts, iteration, learn_key)
             return replace(state, iteration=state.iteration + 1), metrics
 
         return jax.vmap(one)(state)

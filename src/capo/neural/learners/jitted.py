@@ -36,6 +36,7 @@ from capo.neural.learners.protocol import (
     available_memory,
     seed_keys,
     to_device,
+    unpack_playable,
 )
 from capo.neural.parts import policies, replay
 from capo.neural.parts.iterations import ERA, Iteration
@@ -170,13 +171,13 @@ class JittedLearner(Learner):
         collect_key, learn_key = jax.random.split(iteration.fold_into(state.key))
         epsilon = self.algorithm.exploration(self.algorithm.frames_before(iteration))
         state, rollouts, episodes = self._collect(state, collect_key, epsilon)
-        state, metrics = self.algorithm.learn(state, rollouts, iteration, learn_key)
+        state, metrics = self._learn(state, rollouts, iteration, learn_key)
         state = replace(state, iteration=state.iteration + 1)
         return state, metrics | episodes | ({"epsilon": epsilon} if self.algorithm.explores else {})
 
     def _collect(self, state: TrainState, key: Array, epsilon: Array) -> tuple[TrainState, Rollout, Metrics]:
         """One rollout of every environment, and what became of the episodes."""
-        algorithm = self.algorithm
+        algorithm = self.algorithm.seeing(state.normaliser)
         acting = algorithm.acting_params(state.params)
         if not algorithm.perturbs:
             acting = prepare(algorithm.network, acting)
@@ -258,13 +259,14 @@ class JittedLearner(Learner):
         return returns
 
     def _evaluate_seed(self, params: PyTree, key: Array, episodes: int, deterministic: bool) -> Array:
-        acting = prepare(self.algorithm.network, self.algorithm.acting_params(params))
-        best = deterministic or not self.algorithm.samples
+        algorithm, params = unpack_playable(self.algorithm, params)
+        acting = prepare(algorithm.network, algorithm.acting_params(params))
+        best = deterministic or not algorithm.samples
 
         def step(carry: Any) -> Any:
             t, env_state, obs, returns, running = carry
             action_key, env_key = jax.random.split(jax.random.fold_in(key, t))
-            scores = self.algorithm.action_scores(acting, obs)
+            scores = algorithm.action_scores(acting, obs)
             factors = self.network.factors
             action = policies.best(scores, factors) if best else policies.sample(action_key, scores, factors)
             env_keys = jax.random.split(env_key, episodes)

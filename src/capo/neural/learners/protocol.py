@@ -10,24 +10,34 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from capo.arrays import Array, NDArray, PyTree
+from capo.arrays import Array, Metrics, NDArray, PyTree
 from capo.envs.protocol import EnvSpec
+from capo.envs.wrappers import wrap
 from capo.errors import CapoError
 from capo.neural.algorithms.base import Algorithm, TrainState
 from capo.neural.learners.behaviours import Behaviour
-from capo.neural.parts import policies
+from capo.neural.parts import networks, normaliser, policies
+from capo.neural.parts.iterations import Iteration
 from capo.neural.parts.networks import NetworkSpec, ShapesOnly
-from capo.neural.parts.replay import ReplaySpec
+from capo.neural.parts.replay import ReplaySpec, Rollout
 from capo.reading import free_memory
 
 MAX_EVALUATION_STEPS = 50_000  # an agent that never loses must not play for ever
+
+
+class Playable(NamedTuple):
+    """Networks with the statistics that their observations are normalised by."""
+
+    params: PyTree
+    normaliser: normaliser.ByPart
 
 
 class Learner(ABC):
@@ -40,6 +50,7 @@ class Learner(ABC):
         eval_env: to evaluate on; the training environment if None.
 
     Attributes:
+        env: with the wrappers that the settings ask for (frame_stack, time_limit); ``eval_env`` likewise.
         frames_per_iteration: environment steps of one iteration of one seed.
         compile_seconds: what compiling took; None before it is done.
         behaviour: who acts during training; the agent's own policy if None.
@@ -53,12 +64,15 @@ class Learner(ABC):
     def __init__(self, algorithm: Algorithm, env: Any, n_seeds: int, eval_env: Any = None) -> None:
         if n_seeds < 1:
             raise CapoError(f"n_seeds={n_seeds} must be at least 1")
-        self.algorithm, self.env, self.n_seeds = algorithm, env, n_seeds
-        self.spec = EnvSpec(env)
-        self.eval_env = env if eval_env is None else eval_env
-        self.config = algorithm.config
+        self.config = config = algorithm.config
+        self.algorithm, self.n_seeds = algorithm, n_seeds
+        self.env = wrap(env, config.frame_stack, config.time_limit)
+        self.spec = EnvSpec(self.env)
+        self.eval_env = self.env if eval_env is None else wrap(eval_env, config.frame_stack, config.time_limit)
         self.frames_per_iteration = algorithm.frames_per_iteration
         self.compile_seconds: float | None = None
+        if config.normalise_observations:
+            normaliser.check(self.spec.name, self.spec.seen)
         self._check_memory()
         self._act = jax.jit(partial(_act, algorithm), static_argnames="deterministic")
         self._policy = jax.jit(partial(_policy, algorithm))
@@ -90,7 +104,7 @@ class Learner(ABC):
         """Play whole episodes with the policies of all seeds, without exploration.
 
         Args:
-            params: networks of all seeds, each leaf with the leading axis K.
+            params: from :meth:`playable`, networks of all seeds, each leaf with the leading axis K.
             keys: (K, 2) raw random keys, one per seed.
             episodes: per seed.
             deterministic: take the most likely action instead of sampling.
@@ -135,9 +149,13 @@ class Learner(ABC):
 
     # Acting -----------------------------------------------------------------------------------------------
 
+    def playable(self, state: TrainState) -> PyTree:
+        """What :meth:`evaluate` needs of a state: the networks, and how observations are normalised."""
+        return Playable(state.params, state.normaliser) if self.config.normalise_observations else state.params
+
     def policy_params(self, state: TrainState, seed_index: int) -> PyTree:
-        """The networks of one seed, for :meth:`act`."""
-        return jax.tree.map(lambda leaf: leaf[seed_index], state.params)
+        """The same of one seed, for :meth:`act`."""
+        return jax.tree.map(lambda leaf: leaf[seed_index], self.playable(state))
 
     def act(
         self,
@@ -255,6 +273,28 @@ class Learner(ABC):
 
     # What the two kinds share -----------------------------------------------------------------------------
 
+    def _learn(
+        self, state: TrainState, rollouts: Rollout, iteration: Iteration, key: Array
+    ) -> tuple[TrainState, Metrics]:
+        """Learn from the rollouts of one seed, with rewards and observations as the settings want them seen.
+
+        An iteration acts and learns with the statistics of all earlier ones, so that a policy is trained on the
+        very inputs on which it acted; then its own observations are added to them.
+        """
+        config, statistics = self.config, state.normaliser
+        if config.reward_scale != 1.0:
+            rollouts = rollouts._replace(reward=rollouts.reward * config.reward_scale)
+        if config.reward_clip:
+            rollouts = rollouts._replace(reward=rollouts.reward.clip(-config.reward_clip, config.reward_clip))
+        state, metrics = self.algorithm.seeing(statistics).learn(state, rollouts, iteration, key)
+        if config.normalise_observations:
+            rows = rollouts.obs[:, : config.rollout_length]
+            rows = rows.reshape(-1, *rows.shape[2:])
+            state = replace(
+                state, normaliser=normaliser.update(statistics, networks.values_of(self.network, rows))
+            )
+        return state, metrics
+
     def _init_params(self, seeds: Sequence[int]) -> PyTree:
         """Parameters of all seeds, with the leading axis K."""
         each = [self.algorithm.init_params(np.random.default_rng(seed)) for seed in seeds]
@@ -274,6 +314,7 @@ class Learner(ABC):
             episode_length=jnp.zeros(config.n_envs, jnp.int32),
             iteration=jnp.int32(0),
             key=key,
+            normaliser=normaliser.start(self.spec.seen) if config.normalise_observations else (),
         )
 
     def _check_memory(self) -> None:
@@ -385,7 +426,15 @@ def available_memory(n_devices: int = 1) -> int | None:
     return free_memory()
 
 
+def unpack_playable(algorithm: Algorithm, played: PyTree) -> tuple[Algorithm, PyTree]:
+    """The algorithm that sees what it saw in training, and the networks, of what :meth:`Learner.playable` gave."""
+    if isinstance(played, Playable):
+        return algorithm.seeing(played.normaliser), played.params
+    return algorithm, played
+
+
 def _act(algorithm: Algorithm, params: PyTree, obs: Array, key: Array, mask: Array, deterministic: bool) -> Array:
+    algorithm, params = unpack_playable(algorithm, params)
     scores = algorithm.action_scores(algorithm.acting_params(params), obs)
     scores = policies.masked(scores, mask)
     best = deterministic or not algorithm.samples
@@ -394,6 +443,7 @@ def _act(algorithm: Algorithm, params: PyTree, obs: Array, key: Array, mask: Arr
 
 
 def _policy(algorithm: Algorithm, params: PyTree, obs: Array, mask: Array) -> tuple[Array, Array]:
+    algorithm, params = unpack_playable(algorithm, params)
     pi = algorithm.probabilities(params, obs, mask)
     return pi, algorithm.state_values(params, obs, pi)
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol, TypeAlias, cast
 
 import jax
@@ -25,7 +25,7 @@ import numpy as np
 
 from capo.arrays import Array, PyTree
 from capo.envs.layout import Layout, Part
-from capo.neural.parts import encoders, layers
+from capo.neural.parts import encoders, layers, normaliser
 from capo.neural.parts.encoders import Encoder
 from capo.neural.parts.layers import KERNEL, Layer, ShapesOnly, dense, hidden, shapes
 from capo.neural.parts.own_network import OwnNetwork
@@ -58,6 +58,15 @@ class NetworkSpec:
     factors: tuple[int, ...] = ()  # sizes of the factors of an action, adding up to n_actions; () if it has none
     own: OwnNetwork | None = None  # the body that the user brought, if the kind is "own"
     widths: tuple[int, ...] = ()  # units of each dense layer; empty: ``width`` units in ``n_dense`` layers
+    # Running statistics of some parts, by name: what the networks see is normalised by them.
+    normaliser: normaliser.ByPart | None = field(default=None, compare=False)
+
+    @property
+    def plain_name(self) -> str:
+        """The name of the only part that is seen, or of the first of several."""
+        if self.encoders:
+            return self.encoders[0].part.name
+        return "" if self.layout is None else self.layout.seen[0].name
 
     @property
     def n_dense(self) -> int:
@@ -200,24 +209,26 @@ def inputs(spec: NetworkSpec, obs: Array | Inputs) -> Inputs:
     if isinstance(obs, Inputs):
         return obs
     mask = spec.layout.mask(obs) if spec.layout is not None and spec.layout.masked else None
+    values = values_of(spec, obs)
+    if spec.normaliser is not None:
+        values = values | normaliser.apply(spec.normaliser, values)
     if spec.own is not None and spec.layout is not None and len(spec.layout.seen) > 1:
-        given = spec.layout.unpack(obs)
         seen = spec.layout.seen
-        return Inputs({one.name: layers.as_float(spec, given[one.name], one.high) for one in seen}, mask)
+        return Inputs({one.name: layers.as_float(spec, values[one.name], one.high) for one in seen}, mask)
     if spec.kind == "parts":
-        values = {spec.encoders[0].part.name: obs} if spec.layout is None else spec.layout.unpack(obs)
         return Inputs(tuple(encoders.inputs(spec, one, values[one.part.name]) for one in spec.encoders), mask)
-    if spec.layout is not None:
-        (part,) = spec.layout.seen
-        plain = spec.layout.unpack(obs)[part.name]
-    else:
-        plain = obs
+    plain = values[spec.plain_name]
     lead = plain.shape[: plain.ndim - len(spec.observation_shape)]
     x = layers.as_float(spec, plain, spec.byte_high)
     if spec.own is not None:
         return Inputs(x, mask)
     x = layers.grid_windows(spec.observation_shape, x) if spec.kind == "conv" else x.reshape(*lead, -1)
     return Inputs(x, mask)
+
+
+def values_of(spec: NetworkSpec, obs: Array) -> dict[str, Array]:
+    """Observations (..., *observation_shape) as the arrays (..., *part.shape) of their parts, by name."""
+    return {spec.plain_name: obs} if spec.layout is None else spec.layout.unpack(obs)
 
 
 def prepare(spec: NetworkSpec, params: Params) -> Params:

@@ -12,6 +12,7 @@ from capo.errors import CapoError
 from capo.neural.parts.layer_norm import EPSILON
 from capo.neural.parts.layers import KERNEL
 from capo.neural.parts.networks import Layer, NetworkSpec, Params
+from capo.neural.parts.normaliser import LIMIT
 
 OPSET = 17  # the first with LayerNormalization
 IR_VERSION = 9  # what runtimes of 2023 and later read
@@ -79,6 +80,12 @@ class Graph:
         self._onnx.helper.set_model_props(model, notes)
         self._onnx.checker.check_model(model, full_check=True)
         return model
+
+    def normalised(self, x: str, mean: ArrayLike, scale: ArrayLike) -> str:
+        """Observations (N, ...) normalised by running statistics, as :mod:`capo.neural.parts.normaliser` does."""
+        centred = self.node("Sub", x, self.constant(mean))
+        scaled = self.node("Mul", centred, self.constant(scale))
+        return self.node("Clip", scaled, self.constant(-LIMIT), self.constant(LIMIT))
 
     # Layers, as in capo.neural.parts.networks ---------------------------------------------------------------
 

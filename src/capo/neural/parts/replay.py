@@ -2,12 +2,14 @@
 
 The write position is a function of the iteration alone (every iteration stores one rollout per environment), so
 the buffer needs no counters, and K seeds write to the same place: one slice, no scatter.
+
+Observations that are stacks of frames are stored as frames, each once: see :func:`pack_rollouts`.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +22,7 @@ from capo.neural.parts.iterations import Iteration
 
 
 class Rollout(NamedTuple):
-    """N rollouts of T steps; in the replay ``obs`` is packed.
+    """N rollouts of T steps; in the replay ``obs`` is packed: see :func:`pack_rollouts`.
 
     ``obs`` has T + 1 rows, the last one being where the rollout ended, if the environment never truncates;
     otherwise 2 T: the observation of every step, then what every step led to (the final observation where
@@ -52,6 +54,18 @@ class ReplaySpec:
     observation_shape: tuple[int, ...]
     observation_dtype: np.dtype[Any]
     action_shape: tuple[int, ...] = ()  # (F,) if actions have factors
+    frames: int = 1  # if more, an observation is so many frames along its last axis: see capo.envs.wrappers
+
+    @property
+    def frame_shape(self) -> tuple[int, ...]:
+        """Of one frame: of an observation, if it is not a stack."""
+        *rest, last = self.observation_shape or (1,)
+        return (*rest, last // self.frames) if self.frames > 1 else self.observation_shape
+
+    @property
+    def stored_rows(self) -> int:
+        """Rows of a stored rollout's ``obs``: observations, or frames."""
+        return self.length + self.successors + self.frames - 1
 
     @property
     def capacity(self) -> int:
@@ -80,6 +94,7 @@ def spec_for(
     capacity: int = 1,
     clear_every: int = 0,
     n_factors: int = 0,
+    frames: int = 1,
 ) -> ReplaySpec:
     """The replay for an environment.
 
@@ -92,6 +107,7 @@ def spec_for(
         capacity: rollouts to keep, rounded up to whole iterations.
         clear_every: empty the replay every so many iterations; 0 never does.
         n_factors: of an action; 0 if it is a single number.
+        frames: how many of them an observation stacks along its last axis.
     """
     return ReplaySpec(
         n_envs,
@@ -102,17 +118,18 @@ def spec_for(
         tuple(observation_shape),
         np.dtype(observation_dtype),
         (n_factors,) if n_factors else (),
+        frames,
     )
 
 
 def empty(spec: ReplaySpec) -> Rollout:
     """A replay with nothing in it."""
     steps = (spec.capacity, spec.length)
-    size = math.prod(spec.observation_shape)
-    row = ((size + 7) // 8,) if spec.packed else spec.observation_shape
+    size = math.prod(spec.frame_shape)
+    row = ((size + 7) // 8,) if spec.packed else spec.frame_shape
     dtype = np.uint8 if spec.packed else spec.observation_dtype
     return Rollout(
-        obs=jnp.zeros((spec.capacity, spec.length + spec.successors, *row), dtype),
+        obs=jnp.zeros((spec.capacity, spec.stored_rows, *row), dtype),
         action=jnp.zeros((*steps, *spec.action_shape), jnp.int32),
         reward=jnp.zeros(steps, jnp.float32),
         terminated=jnp.zeros(steps, jnp.bool_),
@@ -136,6 +153,49 @@ def unpack(spec: ReplaySpec, stored: Array) -> Array:
     size = math.prod(spec.observation_shape)
     bits = jnp.unpackbits(stored, axis=-1, count=size).astype(jnp.bool_)
     return bits.reshape(*stored.shape[:-1], *spec.observation_shape)
+
+
+def pack_rollouts(spec: ReplaySpec, rollouts: Rollout) -> Rollout:
+    """Rollouts with their observations as the replay stores them.
+
+    Stacks of k frames become frames: the k of the first observation, the newest of each later one, and the newest
+    of each successor, T + S + k - 1 rows in place of k (T + S). The rest follows: at the start of an episode a
+    stack is its first frame k times, and an episode's end is stored in the rollout.
+    """
+    obs = rollouts.obs
+    if spec.frames == 1:
+        return rollouts._replace(obs=pack(spec, obs))
+    one = _one_frame(spec)
+    width = one.observation_shape[-1]
+    oldest = [obs[:, :1, ..., i * width : (i + 1) * width] for i in range(spec.frames - 1)]
+    return rollouts._replace(obs=pack(one, jnp.concatenate([*oldest, obs[..., -width:]], axis=1)))
+
+
+def unpack_rollouts(spec: ReplaySpec, stored: Rollout) -> Rollout:
+    """The inverse of :func:`pack_rollouts`."""
+    if spec.frames == 1:
+        return stored._replace(obs=unpack(spec, stored.obs))
+    k, length = spec.frames, spec.length
+    frames = unpack(_one_frame(spec), stored.obs)
+    done = stored.terminated | stored.truncated
+    # Row p of ``frames`` is the newest of observation p - (k - 1); the stack of observation t is the rows t to
+    # t + k - 1, but none before the first frame of its episode.
+    after = jnp.where(done, jnp.arange(length) + k, 0)  # the row of the frame that begins the next episode
+    first = jnp.pad(jax.lax.cummax(after, axis=1), ((0, 0), (1, 0)))  # (N, T + 1)
+    rows = jnp.maximum(jnp.arange(length + 1)[:, None] + jnp.arange(k), first[..., None])
+    if spec.successors == length:
+        # What step t led to: the stack of observation t without its oldest frame, and the frame it led to.
+        newest = jnp.broadcast_to(jnp.arange(length)[:, None] + length + k - 1, (*done.shape, 1))
+        led_to = jnp.concatenate([rows[:, :length, 1:], newest], axis=-1)
+        rows = jnp.concatenate([rows[:, :length], led_to], axis=1)
+    stacks = jax.vmap(lambda mine, at: mine[at])(frames, rows)  # (N, T + S, k, *frame_shape)
+    stacks = jnp.moveaxis(stacks, 2, -2)
+    return stored._replace(obs=stacks.reshape(*stacks.shape[:2], *spec.observation_shape))
+
+
+def _one_frame(spec: ReplaySpec) -> ReplaySpec:
+    """The same replay of single frames."""
+    return replace(spec, observation_shape=spec.frame_shape, frames=1)
 
 
 def add(spec: ReplaySpec, replay: Rollout, rollouts: Rollout, iteration: Iteration) -> Rollout:
@@ -162,5 +222,4 @@ def draw(spec: ReplaySpec, key: Array, iteration: Iteration, shape: tuple[int, .
 
 def take(spec: ReplaySpec, replay: Rollout, index: Array) -> Rollout:
     """The rollouts at ``index`` (B,), observations unpacked."""
-    batch = Rollout(*(leaf[index] for leaf in replay))
-    return batch._replace(obs=unpack(spec, batch.obs))
+    return unpack_rollouts(spec, Rollout(*(leaf[index] for leaf in replay)))
