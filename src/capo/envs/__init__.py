@@ -13,6 +13,7 @@ from capo.envs.ids import is_gymnasium_id, prepare_named_in_file, registry
 from capo.envs.minatar.games import NAMES, MinAtar
 from capo.envs.probes import PROBES
 from capo.envs.protocol import Env, EnvSpec, HostEnv, JittedEnv, is_jitted
+from capo.envs.small import SMALL
 from capo.envs.validation import check_jitted
 from capo.errors import CapoError
 
@@ -45,13 +46,15 @@ def _by_name(name: str) -> Env:
         return MinAtar(name)
     if name in PROBES:
         return PROBES[name]
+    if name in SMALL:
+        return SMALL[name]
     if is_gymnasium_id(name):
         return GymEnv(name)
     ids = sorted(registry())
-    near = difflib.get_close_matches(name, [*NAMES, *PROBES, *ids], n=3, cutoff=0.5)
+    near = difflib.get_close_matches(name, [*NAMES, *PROBES, *SMALL, *ids], n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
     others = "every Gymnasium id (module:id if a module registers it)" if ids else _NO_GYMNASIUM
-    raise CapoError(f"unknown environment {name!r}: {hint}allowed are {', '.join(NAMES)} and {others}")
+    raise CapoError(f"unknown environment {name!r}: {hint}allowed are {', '.join([*NAMES, *SMALL])} and {others}")
 
 
 _NO_GYMNASIUM = "every Gymnasium id (with the extra 'gym': pip install 'capo-rl[gym]')"

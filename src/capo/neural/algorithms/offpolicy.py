@@ -120,9 +120,7 @@ class OffPolicy(Algorithm):
     # Acting -----------------------------------------------------------------------------------------------
 
     def exploration(self, frames: Array | np.floating[Any]) -> Array:
-        config = self.config
-        over = config.epsilon_fraction * config.horizon
-        return schedules.epsilon(frames, start=config.epsilon_start, final=config.epsilon_final, over=over)
+        return self.config.epsilon(frames)
 
     def behaviour(self, acting: Params, obs: Array, epsilon: Array) -> Array:
         """mu = (1 - epsilon) pi + epsilon / A."""

@@ -40,7 +40,7 @@ from capo.neural.algorithms.settings import (
     check_support,
     is_minatar,
 )
-from capo.neural.parts import networks, noisy, optimisers, policies, schedules, transitions
+from capo.neural.parts import networks, noisy, optimisers, policies, transitions
 from capo.neural.parts.critic import two_hot
 from capo.neural.parts.iterations import Iteration, crosses
 from capo.neural.parts.networks import Inputs, NetworkSpec, Params
@@ -295,15 +295,11 @@ class RainbowAlgorithm(Algorithm):
         return noisy.perturb(acting, noise)
 
     def exploration(self, frames: Array | np.floating[Any]) -> Array:
-        config = self.config
-        over = config.epsilon_fraction * config.horizon
-        return schedules.epsilon(frames, start=config.epsilon_start, final=config.epsilon_final, over=over)
+        return self.config.epsilon(frames)
 
     def behaviour(self, acting: Params, obs: Array, epsilon: Array) -> Array:
         """Epsilon-greedy."""
-        scores = self.action_scores(acting, obs)
-        best = jax.nn.one_hot(scores.argmax(axis=-1), scores.shape[-1])
-        return policies.mix_uniform(best, epsilon)
+        return policies.epsilon_greedy(self.action_scores(acting, obs), epsilon)
 
     # Learning ---------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 
 from capo.arrays import Array
@@ -29,3 +30,12 @@ def entropy(log_pi: Array) -> Array:
 def mix_uniform(pi: Array, epsilon: Array) -> Array:
     """Log-probabilities of (1 - epsilon) pi + epsilon / A, from probabilities (..., A)."""
     return jnp.log((1 - epsilon) * pi + epsilon / pi.shape[-1])
+
+
+def epsilon_greedy(scores: Array, epsilon: Array) -> Array:
+    """Log-probabilities (..., A): the action with the best score (..., A), but a uniform one with chance epsilon.
+
+    >>> jnp.exp(epsilon_greedy(jnp.array([1.0, 3.0]), jnp.float32(0.5))).tolist()
+    [0.25, 0.75]
+    """
+    return mix_uniform(jax.nn.one_hot(scores.argmax(axis=-1), scores.shape[-1]), epsilon)
