@@ -34,6 +34,14 @@ TORCH := 'torch==2.13.0'
 	.venv-oracles/bin/pip install --quiet -e '.[gym,minatar,report,tune,dev,oracles]'
 	touch $@
 
+# For capo bench suite: Stable-Baselines3, LunarLander and MiniGrid, apart from what the tests use.
+.venv-suite/.installed: pyproject.toml
+	$(PYTHON) -m venv .venv-suite
+	.venv-suite/bin/pip install --quiet --upgrade pip
+	.venv-suite/bin/pip install --quiet $(TORCH)
+	.venv-suite/bin/pip install --quiet -e '.[gym,minatar,report,suite]'
+	touch $@
+
 demo: .venv/.installed
 	rm -rf runs/demo
 	$(BIN)/capo train minatar-breakout --preset cpu --frames 3000000 --out runs/demo
@@ -104,4 +112,4 @@ bench: .venv/.peers
 	$(BIN)/python benchmarks/neural.py --out runs/bench/neural.json
 
 clean:
-	rm -rf .venv .venv-oracles .venv-suites runs site dist build .coverage* .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-oracles .venv-suite .venv-suites runs site dist build .coverage* .pytest_cache .mypy_cache .ruff_cache

@@ -358,7 +358,7 @@ def main() -> None:
     parser.add_argument("--random", action="store_true", help="returns of uniformly random play in the five games")
     parser.add_argument("--train", metavar="ENV", help="a learning curve with evaluation")
     parser.add_argument("--draw", type=Path, metavar="DIR", help="draw the curves stored there")
-    parser.add_argument("--algo", default="ncapo", help="algorithm of --train: ncapo, offpac, a2c, ppo or rainbow")
+    parser.add_argument("--algo", default="ncapo", help="algorithm of --train, such as ncapo or pqn")
     parser.add_argument("--preset", default="default")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0, help="the first seed; the others follow it")

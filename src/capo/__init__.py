@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from capo.neural.algorithms.ncapo import NCAPO
     from capo.neural.algorithms.offpac import OffPAC
     from capo.neural.algorithms.ppo import PPO
+    from capo.neural.algorithms.pqn import PQN
     from capo.neural.algorithms.rainbow import Rainbow
     from capo.neural.algorithms.registry import load
     from capo.neural.learners.behaviours import Mixture
@@ -27,6 +28,7 @@ __all__ = [
     "MDP",
     "NCAPO",
     "PPO",
+    "PQN",
     "CapoError",
     "CapoWarning",
     "Mixture",

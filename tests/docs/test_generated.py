@@ -23,7 +23,7 @@ def test_every_option_of_every_command_is_in_the_reference() -> None:
                 assert option in ("-h", "--help") or f"| `{option}" in sections[name]
 
 
-@pytest.mark.parametrize("agent", [capo.NCAPO, capo.OffPAC, capo.A2C, capo.PPO, capo.Rainbow])
+@pytest.mark.parametrize("agent", [capo.NCAPO, capo.OffPAC, capo.A2C, capo.PPO, capo.Rainbow, capo.PQN])
 def test_every_setting_of_every_algorithm_is_in_the_reference(agent: type[capo.NCAPO]) -> None:
     sections = generated.settings().split("\n## ")
     (section,) = [text for text in sections if f"`--algo {agent.algorithm}`" in text]

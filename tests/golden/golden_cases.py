@@ -28,13 +28,14 @@ Compute = Callable[[Path], Results]  # from an empty folder to the results
 
 # --- agents ---------------------------------------------------------------------------------------------------
 
-CLASSES = {"ncapo": "NCAPO", "offpac": "OffPAC", "a2c": "A2C", "ppo": "PPO", "rainbow": "Rainbow"}
+CLASSES = {"ncapo": "NCAPO", "offpac": "OffPAC", "a2c": "A2C", "ppo": "PPO", "rainbow": "Rainbow", "pqn": "PQN"}
 PRESETS = {
     "ncapo": ("paper", "official", "default", "cpu", "atari"),
     "offpac": ("paper", "official", "default", "cpu"),
     "a2c": ("paper", "default"),
     "ppo": ("paper", "default", "atari"),
     "rainbow": ("paper", "default"),
+    "pqn": ("paper", "default", "cpu"),
 }
 # Sizes alone are made small: what tells one preset from another stays.
 _ROLLOUTS = {"n_envs": 4, "rollout_length": 4, "batch_size": 4, "gradient_steps": 2, "replay_rollouts": 12}
@@ -54,6 +55,7 @@ SIZES: dict[str, dict[str, Any]] = {
         "width": 8,
         "atoms": 11,
     },
+    "pqn": {"n_envs": 4, "rollout_length": 4, "batch_size": 8, "epochs": 2, "width": 8},
 }
 FRAMES = 80  # five iterations: the replay goes round, the target network is copied, every second actor step
 SETTINGS_FOR = ("minatar-breakout", "minatar-asterix", "probe-both", "CartPole-v1")

@@ -46,8 +46,9 @@ SMALL: dict[str, dict[str, Any]] = {
         "atoms": 41,
         "optimiser_epsilon": 1e-5,
     },
+    "pqn": {"n_envs": 16, "rollout_length": 16, "batch_size": 64, "epochs": 4},
 }
-HORIZON = {"offpac": 20_000, "a2c": 40_000, "ppo": 20_000, "rainbow": 10_000}
+HORIZON = {"offpac": 20_000, "a2c": 40_000, "ppo": 20_000, "rainbow": 10_000, "pqn": 20_000}
 ON_POLICY = ("a2c", "ppo")
 
 
@@ -268,7 +269,7 @@ def test_resumed_runs_end_bit_for_bit_as_if_never_stopped(name: str, tmp_path: P
         capo.NCAPO.load(whole)
 
 
-@pytest.mark.parametrize("name", ["ppo", "rainbow"])
+@pytest.mark.parametrize("name", ["ppo", "rainbow", "pqn"])
 def test_a_non_finite_reward_ends_the_run(name: str) -> None:
     class Broken(Endless):
         def step(self, key: Any, env_state: Any, action: Any) -> tuple[Any, ...]:
@@ -280,7 +281,7 @@ def test_a_non_finite_reward_ends_the_run(name: str) -> None:
 
 
 def test_the_command_line_takes_algorithms(tmp_path: Path) -> None:
-    for name in ("a2c", "rainbow"):
+    for name in ("a2c", "rainbow", "pqn"):
         out = tmp_path / name
         pairs = [f"{key}={value}" for key, value in (SMALL[name] | {"width": 8}).items()]
         chosen = [part for pair in pairs for part in ("--set", pair)]

@@ -110,7 +110,7 @@ def test_an_on_policy_learner_gets_no_steps_of_an_earlier_policy():
         assert (fresh.collect(behave, 6)[0].log_mu == -policy).all()
         stale += int((usual.collect(behave, 6)[0].log_mu != -policy).sum())
     assert stale > 0  # without it there are some
-    assert {name for name, row in algorithms.ROWS.items() if row.algorithm.on_policy} == {"a2c", "ppo"}
+    assert {name for name, row in algorithms.ROWS.items() if row.algorithm.on_policy} == {"a2c", "ppo", "pqn"}
 
 
 @pytest.mark.parametrize("where", ["each", "all"])

@@ -72,6 +72,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "ncapo": ROLLOUTS,
     "offpac": ROLLOUTS,
     "a2c": COMMON,
+    "pqn": COMMON | {"batch_size": 8, "epochs": 1, "learning_rate_schedule": "constant", "epsilon_start": 0.05},
     "ppo": COMMON | {"batch_size": 8, "epochs": 1},
     "rainbow": COMMON
     | {"batch_size": 8, "gradient_steps": 1, "replay_transitions": 24, "learning_starts": 16, "target_every": 20}

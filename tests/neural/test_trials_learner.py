@@ -19,6 +19,7 @@ from capo.neural.learners.trials import HostTrialsLearner, TrialsLearner
 SMALL: dict[str, Any] = {"n_envs": 4, "rollout_length": 8, "width": 8}
 OWN: dict[str, dict[str, Any]] = {
     "ppo": {"batch_size": 16, "epochs": 2},
+    "pqn": {"batch_size": 16, "epochs": 2},
     "rainbow": {"learning_starts": 32, "atoms": 11},
     "ncapo": {"gradient_steps": 2, "optimiser": "rmsprop"},  # so that optimiser_decay matters
 }

@@ -21,7 +21,8 @@ def add_parser(subparsers: Subparsers) -> None:
         help="compare speed with other implementations (needs a checkout)",
         description="Run one of the scripts in benchmarks/. Arguments after its name are passed to it.",
         epilog="examples:\n  capo bench tabular --quick\n  capo bench tabular --out results/benchmarks\n"
-        "  capo bench gpu --cases official:64 default:10\n  capo bench time-to-score --help",
+        "  capo bench gpu --cases official:64 default:10\n  capo bench suite --table\n"
+        "  capo bench time-to-score --help",
     )
     parser.add_argument("benchmark", metavar="BENCHMARK", help="name of the script, such as tabular")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the script")

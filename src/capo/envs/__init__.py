@@ -17,6 +17,7 @@ from capo.envs.ids import check_consent, is_gymnasium_id, prepare_named_in_file,
 from capo.envs.minatar.games import NAMES, MinAtar
 from capo.envs.probes import PROBES
 from capo.envs.protocol import Env, EnvSpec, HostEnv, JittedEnv, is_jitted
+from capo.envs.small import SMALL
 from capo.envs.validation import check_jitted
 from capo.errors import CapoError
 
@@ -62,7 +63,7 @@ def make(env: Any) -> Env:
 
 def is_jitted_name(name: str) -> bool:
     """Whether the environment of this name runs inside jax; nothing is made or imported to find out."""
-    return name in NAMES or name in PROBES or suites.suite_of_name(name) is not None
+    return name in NAMES or name in PROBES or name in SMALL or suites.suite_of_name(name) is not None
 
 
 def is_factory(env: Any) -> bool:
@@ -92,6 +93,8 @@ def _by_name(name: str) -> Env:
         return MinAtar(name)
     if name in PROBES:
         return PROBES[name]
+    if name in SMALL:
+        return SMALL[name]
     if suites.suite_of_name(name):
         return suites.by_name(name)
     if is_atari(name):
@@ -99,12 +102,12 @@ def _by_name(name: str) -> Env:
     if is_gymnasium_id(name):
         return GymEnv(name)
     ids = sorted(registry())
-    near = difflib.get_close_matches(name, [*NAMES, *PROBES, *ids], n=3, cutoff=0.5)
+    near = difflib.get_close_matches(name, [*NAMES, *PROBES, *SMALL, *ids], n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
     others = "every Gymnasium id (module:id if a module registers it)" if ids else _NO_GYMNASIUM
     found = ", ".join(f"{suite}:..." for suite in suites.SUITES)
     raise CapoError(
-        f"unknown environment {name!r}: {hint}allowed are {', '.join(NAMES)}, {found} ('capo envs' "
+        f"unknown environment {name!r}: {hint}allowed are {', '.join([*NAMES, *SMALL])}, {found} ('capo envs' "
         f"lists them) and {others}"
     )
 

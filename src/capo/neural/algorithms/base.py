@@ -22,7 +22,7 @@ from capo.envs.layout import Part
 from capo.envs.protocol import Env, EnvSpec
 from capo.envs.wrappers import wrap
 from capo.errors import CapoError
-from capo.neural.algorithms.settings import CommonSettings
+from capo.neural.algorithms.settings import CommonSettings, EpsilonSettings
 from capo.neural.parts import networks, policies, replay, schedules
 from capo.neural.parts.iterations import ERA, Iteration
 from capo.neural.parts.networks import Inputs, NetworkSpec, Params
@@ -232,6 +232,11 @@ class Algorithm(ABC):
         """Epsilon after ``frames``."""
         del frames
         return jnp.zeros(())
+
+    def _epsilon(self, frames: Array | np.floating[Any], settings: EpsilonSettings) -> Array:
+        """Epsilon after ``frames``: the user's schedule if there is one, else that of the settings."""
+        own = self.own.schedule("epsilon", jnp.asarray(frames) / float(settings.horizon))
+        return settings.epsilon(frames) if own is None else own
 
     @abstractmethod
     def behaviour(self, acting: Params, obs: Array, epsilon: Array) -> Array:

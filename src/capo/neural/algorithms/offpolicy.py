@@ -133,12 +133,7 @@ class OffPolicy(Algorithm):
     # Acting -----------------------------------------------------------------------------------------------
 
     def exploration(self, frames: Array | np.floating[Any]) -> Array:
-        config = self.config
-        own = self.own.schedule("epsilon", jnp.asarray(frames) / float(config.horizon))
-        if own is not None:
-            return own
-        over = config.epsilon_fraction * config.horizon
-        return schedules.epsilon(frames, start=config.epsilon_start, final=config.epsilon_final, over=over)
+        return self._epsilon(frames, self.config)
 
     def behaviour(self, acting: Params, obs: Array, epsilon: Array) -> Array:
         """mu = (1 - epsilon) pi + epsilon / A, where A counts the actions allowed."""

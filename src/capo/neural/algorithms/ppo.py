@@ -17,7 +17,6 @@ import jax.numpy as jnp
 
 from capo.arrays import Array, Metrics, PyTree
 from capo.envs.atari import is_atari
-from capo.errors import CapoError
 from capo.neural.agent import Agent
 from capo.neural.algorithms.base import TrainState, finite, scan_means
 from capo.neural.algorithms.onpolicy import Batch, OnPolicy, normalised, policy_and_value
@@ -28,6 +27,7 @@ from capo.neural.algorithms.settings import (
     OnPolicySettings,
     Search,
     TracedPositive,
+    check_minibatches,
     is_minatar,
 )
 from capo.neural.parts import schedules
@@ -62,13 +62,7 @@ class PPOConfig(OnPolicySettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        steps = self.n_envs * self.rollout_length
-        if steps % self.batch_size:
-            near = min((d for d in range(1, steps + 1) if steps % d == 0), key=lambda d: abs(d - self.batch_size))
-            raise CapoError(
-                f"batch_size={self.batch_size} must divide n_envs * rollout_length = {self.n_envs} * "
-                f"{self.rollout_length} = {steps}: {near} does"
-            )
+        check_minibatches(self.n_envs, self.rollout_length, self.batch_size)
 
     @classmethod
     def _preset(cls, name: str, env_name: str) -> Self:

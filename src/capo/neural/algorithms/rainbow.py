@@ -42,7 +42,7 @@ from capo.neural.algorithms.settings import (
     check_support,
     is_minatar,
 )
-from capo.neural.parts import networks, noisy, optimisers, policies, schedules, transitions
+from capo.neural.parts import networks, noisy, optimisers, policies, transitions
 from capo.neural.parts.critic import two_hot
 from capo.neural.parts.iterations import Iteration, crosses
 from capo.neural.parts.networks import Inputs, NetworkSpec, Params
@@ -343,20 +343,13 @@ class RainbowAlgorithm(Algorithm):
         return noisy.perturb(acting, noise)
 
     def exploration(self, frames: Array | np.floating[Any]) -> Array:
-        config = self.config
-        own = self.own.schedule("epsilon", jnp.asarray(frames) / float(config.horizon))
-        if own is not None:
-            return own
-        over = config.epsilon_fraction * config.horizon
-        return schedules.epsilon(frames, start=config.epsilon_start, final=config.epsilon_final, over=over)
+        return self._epsilon(frames, self.config)
 
     def behaviour(self, acting: Params, obs: Array, epsilon: Array) -> Array:
         """Epsilon-greedy."""
         inputs = networks.inputs(self.network, obs)
         scores = self.action_scores(acting, inputs)
-        factors = self.network.factors
-        best = policies.is_taken(policies.best(scores, factors), scores.shape[-1], factors).astype(jnp.float32)
-        return policies.mix_uniform(best, epsilon, inputs.mask, factors)
+        return policies.epsilon_greedy(scores, epsilon, inputs.mask, self.network.factors)
 
     # Learning ---------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from capo.neural.algorithms.base import Algorithm
 from capo.neural.algorithms.ncapo import NCAPO, NCAPOAlgorithm, NCAPOConfig
 from capo.neural.algorithms.offpac import OffPAC, OffPACAlgorithm, OffPACConfig
 from capo.neural.algorithms.ppo import PPO, PPOAlgorithm, PPOConfig
+from capo.neural.algorithms.pqn import PQN, PQNAlgorithm, PQNConfig
 from capo.neural.algorithms.rainbow import Rainbow, RainbowAlgorithm, RainbowConfig
 from capo.neural.algorithms.settings import CommonSettings
 from capo.neural.learners import Learner, make_learner
@@ -43,6 +44,7 @@ ROWS: dict[str, Row] = {
         Row("ppo", "PPO", "#0072B2", PPOConfig, PPOAlgorithm, PPO, "#0067A3"),
         Row("a2c", "A2C", "#009E73", A2CConfig, A2CAlgorithm, A2C, "#007A5A"),
         Row("rainbow", "Rainbow", "#CC79A7", RainbowConfig, RainbowAlgorithm, Rainbow, "#A2407E"),
+        Row("pqn", "PQN", "#56B4E9", PQNConfig, PQNAlgorithm, PQN, "#00718A"),
         Row("offpac", "Off-PAC", "#E69F00", OffPACConfig, OffPACAlgorithm, OffPAC, "#806000"),
     )
 }

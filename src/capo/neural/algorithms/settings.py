@@ -8,7 +8,7 @@ and if the field means something else there, gives it a sentence of its own:
       CommonSettings            the loop, the optimiser, the networks: all algorithms
         ActorCriticSettings       two networks
           OnPolicySettings          A2C, PPO
-        EpsilonSettings           epsilon-greedy exploration: Rainbow
+        EpsilonSettings           epsilon-greedy exploration: Rainbow, PQN
           RetraceSettings           NCAPO, Off-PAC (also actor-critics)
 
 The type of a number also says how tuning treats it: :class:`Traced` if it may be an argument of the compiled
@@ -42,7 +42,9 @@ from typing import (
 
 import numpy as np
 
+from capo.arrays import Array
 from capo.errors import CapoError, unknown_name
+from capo.neural.parts import schedules
 from capo.neural.parts.iterations import LARGEST_PERIOD
 from capo.neural.parts.optimisers import Optimiser
 from capo.neural.parts.schedules import Schedule
@@ -223,7 +225,7 @@ class ActorCriticSettings(CommonSettings):
     """A policy network beside a value network."""
 
     optimiser_decay: TracedFraction = 0.99
-    """Decay of rmsprop's second moment (adam always uses 0.9 and 0.999)."""
+    """Decay of rmsprop's second moment (adam and radam always use 0.9 and 0.999)."""
     shared_trunk: bool = False
     """Whether actor and critic share all layers except their heads."""
     entropy: Entropy = 0.0
@@ -239,7 +241,8 @@ class OnPolicySettings(ActorCriticSettings):
     gae_lambda: GAELambda = 0.95
     """Lambda of generalised advantage estimation."""
     optimiser: Optimiser = "adam"
-    """adam, rmsprop (PyTorch's), or rmsprop-tf (TensorFlow's: its moment starts at 1, epsilon is in the root)."""
+    """adam, radam (rectified), rmsprop (PyTorch's), or rmsprop-tf (TensorFlow's: its moment starts at 1, epsilon
+    is in the root)."""
     critic_coefficient: CriticCoefficient = 0.5
     """Weight of the value loss."""
     width: Count = 64
@@ -256,6 +259,11 @@ class EpsilonSettings(CommonSettings):
     """Probability of a uniform action once epsilon has stopped falling."""
     epsilon_fraction: Fraction = 0.1
     """Fraction of the horizon over which epsilon falls to its final value."""
+
+    def epsilon(self, frames: Array | np.floating[Any]) -> Array:
+        """Probability of a uniform action after ``frames``."""
+        over = self.epsilon_fraction * self.horizon
+        return schedules.epsilon(frames, start=self.epsilon_start, final=self.epsilon_final, over=over)
 
 
 @dataclass(frozen=True)
@@ -323,6 +331,17 @@ def check_support(v_min: float, v_max: float, atoms: int) -> None:
         raise CapoError(f"v_min={v_min} must be below v_max={v_max}")
     if (v_max - v_min) / atoms < 1e-6 * (1 + max(abs(v_min), abs(v_max))):
         raise CapoError(f"{atoms} atoms from v_min={v_min} to v_max={v_max} are too close together for float32")
+
+
+def check_minibatches(n_envs: int, rollout_length: int, batch_size: int) -> None:
+    """Raise if an iteration's transitions cannot be cut into minibatches of ``batch_size``."""
+    steps = n_envs * rollout_length
+    if steps % batch_size:
+        near = min((d for d in range(1, steps + 1) if steps % d == 0), key=lambda d: abs(d - batch_size))
+        raise CapoError(
+            f"batch_size={batch_size} must divide n_envs * rollout_length = {n_envs} * "
+            f"{rollout_length} = {steps}: {near} does"
+        )
 
 
 S = TypeVar("S", bound=Settings)

@@ -10,23 +10,27 @@ import optax
 
 from capo.arrays import Array, PyTree
 
-Optimiser = Literal["adam", "rmsprop", "rmsprop-tf"]
+Optimiser = Literal["adam", "radam", "rmsprop", "rmsprop-tf"]
 
 
 def make(
     kind: Optimiser, clip: optax.GradientTransformation, *, epsilon: float, decay: float = 0.99
 ) -> optax.GradientTransformation:
-    """``clip``, then Adam or RMSprop.
+    """``clip``, then Adam, RAdam or RMSprop.
 
     Args:
-        kind: ``rmsprop`` is PyTorch's: the second moment starts at 0, epsilon is added to its root.
+        kind: ``radam`` is Adam with shorter steps while its second moment is uncertain, and plain momentum in the
+            first few (Liu et al., 2020).
+            ``rmsprop`` is PyTorch's: the second moment starts at 0, epsilon is added to its root.
             ``rmsprop-tf`` is TensorFlow's: the moment starts at 1, epsilon is added inside the root.
         clip: ``optax.clip_by_global_norm`` or :func:`clip_by_norm_like_torch`.
         epsilon: added to the denominator.
-        decay: of RMSprop's second moment; Adam always uses 0.9 and 0.999.
+        decay: of RMSprop's second moment; Adam and RAdam always use 0.9 and 0.999.
     """
     if kind == "adam":
         scale = optax.scale_by_adam(eps=epsilon)
+    elif kind == "radam":
+        scale = optax.scale_by_radam(eps=epsilon)
     elif kind == "rmsprop":
         scale = optax.scale_by_rms(decay, epsilon, eps_in_sqrt=False)
     else:

@@ -120,3 +120,15 @@ def mix_uniform(pi: Array, epsilon: Array, mask: Array | None = None, factors: S
     if mask is None:
         mask = jnp.ones_like(pi, jnp.bool_)
     return jnp.log((1 - epsilon) * jnp.where(mask, pi, 0.0) + epsilon * uniform(mask, factors))
+
+
+def epsilon_greedy(scores: Array, epsilon: Array, mask: Array | None = None, factors: Sizes = ()) -> Array:
+    """Log-probabilities (..., A): the action with the best score (..., A), but a uniform one with chance epsilon.
+
+    See :func:`mix_uniform` for mask and factors.
+
+    >>> jnp.exp(epsilon_greedy(jnp.array([1.0, 3.0]), jnp.float32(0.5))).tolist()
+    [0.25, 0.75]
+    """
+    greedy = is_taken(best(scores, factors), scores.shape[-1], factors).astype(jnp.float32)
+    return mix_uniform(greedy, epsilon, mask, factors)
