@@ -27,20 +27,33 @@ from capo.neural.algorithms.ncapo import NCAPOAlgorithm, NCAPOConfig
 from capo.neural.algorithms.offpolicy import Targets
 from capo.neural.algorithms.settings import override
 from capo.neural.learners import make_learner
-from capo.neural.parts import networks, policies
-from capo.neural.parts.networks import Params
+from capo.neural.parts import policies
 from capo.neural.parts.replay import Rollout
 
 OPTIONS: dict[str, Any] = {
     "shape": "erf",  # or linear: the advantage over its deviation, not limited to 1
     "coordinates": "all",  # or taken: the taken actions only
     "unsure_entropy": 0.0,  # weight of the entropy where signs are uncertain
-    "explorers": 0,  # environments that act by the best action of one of the heads
 }
-_PLAIN = {"retrace_lambda": 0.8, "layer_norm": True, "width": 128, "batch_size": 16}
+# What NCAPO's default on vectors was before it had certain signs.
+_SAMPLED = {
+    "batch_size": 32,
+    "retrace_lambda": 1.0,
+    "width": 64,
+    "layer_norm": False,
+    "advantage_weight": "none",
+    "critic_heads": 1,
+    "explorers": 0.0,
+    "kl": "policy-to-target",
+    "floor": 0.0,
+    "critic_units": "rewards",
+    "tau_q": 0.05,
+}
+_PLAIN = {**_SAMPLED, "retrace_lambda": 0.8, "layer_norm": True, "width": 128, "batch_size": 16}
 _HEADS = {**_PLAIN, "advantage_weight": "certain", "critic_heads": 8, "critic_units": "noise"}
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
+    "sampled": _SAMPLED,
     "plain": {**_PLAIN, "advantage_weight": "normalised"},
     "noise": {
         **_PLAIN,
@@ -74,24 +87,6 @@ class Trial(NCAPOAlgorithm):
             weight = self.options["unsure_entropy"] * jnp.maximum(1.0 - found["certainty"], 0.0)
             found["actor_loss"] = found["actor_loss"] - weight * policies.entropy(log_pi)
         return found
-
-    def acting_params(self, params: Params) -> Params:
-        if not self.options["explorers"]:
-            return super().acting_params(params)
-        return {name: networks.select(params, name) for name in ("actor", "critic")}
-
-    def action_scores(self, acting: Params, obs: Array) -> Array:
-        return super().action_scores(acting.get("actor", acting), obs)
-
-    def behaviour(self, acting: Params, obs: Array, epsilon: Array) -> Array:
-        log_mu = super().behaviour(acting, obs, epsilon)
-        n = self.options["explorers"]
-        if not n:
-            return log_mu
-        q = self.critic.values(networks.outputs(self.network, acting["critic"], obs[:n]))
-        own = q[jnp.arange(n), jnp.arange(n) % self.critic.n_heads]  # (n, A)
-        best = jax.nn.one_hot(own.argmax(-1), own.shape[-1])
-        return log_mu.at[:n].set(policies.mix_uniform(best, epsilon))
 
 
 def make_env(name: str) -> Any:

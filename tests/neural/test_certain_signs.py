@@ -247,6 +247,27 @@ def test_the_size_of_rewards_changes_no_step_in_units_of_noise():
     assert 100 * critic_100 == pytest.approx(critic, rel=1e-3)  # on values 100 times as large: d log(loss)
 
 
+@pytest.mark.parametrize("heads", [1, 4])
+def test_explorers_follow_a_head_each_and_the_others_the_policy(heads):
+    algorithm = algorithm_of(critic_heads=heads, explorers=0.5)
+    params = algorithm.init_params(np.random.default_rng(0))
+    obs = jnp.asarray(np.random.default_rng(1).normal(size=(5, 4)), jnp.float32)
+    acting = algorithm.acting_params(params)
+    mu = np.exp(algorithm.behaviour(acting, obs, jnp.float32(0.3)))
+    np.testing.assert_allclose(mu.sum(-1), 1.0, atol=1e-5)
+    policy = algorithm_of(critic_heads=heads)
+    np.testing.assert_allclose(mu[2:], np.exp(policy.behaviour(params["actor"], obs[2:], 0.3)), atol=1e-6)
+    q = np.asarray(networks.outputs(algorithm.network, params["critic"], obs)).reshape(5, heads, 3)
+    for env in (0, 1):
+        best = q[env, env % heads].argmax()
+        np.testing.assert_allclose(mu[env], np.where(np.arange(3) == best, 0.8, 0.1), atol=1e-6)
+    np.testing.assert_array_equal(
+        algorithm.action_scores(acting, obs), policy.action_scores(policy.acting_params(params), obs)
+    )  # what is evaluated is the policy
+    alone = algorithm.behaviour(acting, obs[:1], jnp.float32(0.3))  # a single environment never explores so
+    np.testing.assert_allclose(np.exp(alone), np.exp(policy.behaviour(params["actor"], obs[:1], 0.3)), atol=1e-6)
+
+
 @pytest.mark.parametrize(
     "settings", [{"critic_heads": 3}, {"critic_heads": 4, "critic": "categorical"}, {"critic_heads": 0}]
 )
@@ -266,7 +287,7 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(tmp_path):
     }
 
     def new():
-        return capo.NCAPO("probe-both", horizon=96, **sizes, **CERTAIN).learn(48)
+        return capo.NCAPO("probe-both", horizon=96, **sizes, **CERTAIN, explorers=0.25).learn(48)
 
     whole = new().learn(48)
     second = capo.NCAPO.load(new().save(tmp_path / "agent")).learn(48)

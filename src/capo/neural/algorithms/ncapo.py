@@ -39,7 +39,7 @@ from capo.neural.algorithms.settings import (
     TracedPositive,
     is_minatar,
 )
-from capo.neural.parts import certainty, networks
+from capo.neural.parts import certainty, networks, policies
 from capo.neural.parts.critic import CriticHead
 from capo.neural.parts.networks import Params
 from capo.neural.parts.policies import taken_column
@@ -79,6 +79,9 @@ class NCAPOConfig(RetraceSettings):
     uncertainty."""
     optimism: TracedNonNegative = 0.0
     """With advantage_weight=certain: how many deviations of its uncertainty are added to every advantage."""
+    explorers: Fraction = 0.0
+    """Part of the environments, rounded down, in which one of the critic's heads acts (its best action, with
+    epsilon) instead of the policy: what a head hopes for is tried for whole episodes."""
     kl: KL = "policy-to-target"
     """The actor's loss: policy-to-target, KL(pi || pi~), as in the paper; target-to-policy, KL(pi~ || pi); or
     logits: half the squared distance of the logits, whose step a small pi does not damp."""
@@ -200,24 +203,28 @@ _CPU = replace(
     entropy_schedule="constant",
 )
 
-# Small observation vectors (such as CartPole's): both default and cpu.
+# Everything but MinAtar, both default and cpu (docs/research/certain-signs.md): certain signs from eight heads,
+# steps in the logits, a target network that is copied at every iteration.
 _VECTOR = replace(
     _DEFAULT,
     n_envs=8,
     rollout_length=16,
-    batch_size=32,
+    batch_size=16,
     gradient_steps=8,
     replay_rollouts=1024,
     gamma=0.99,
-    retrace_lambda=1.0,
+    retrace_lambda=0.8,
     actor_lambda=1.0,
     learning_rate=1e-3,
     epsilon_final=0.05,
-    network="auto",
-    width=64,
-    layer_norm=False,
     shared_trunk=False,
-    advantage_weight="none",  # the sign alone was steadier on CartPole
+    advantage_weight="certain",
+    critic_heads=8,
+    explorers=0.25,
+    kl="logits",
+    floor=1e-3,
+    critic_units="noise",
+    tau_q=1.0,
     entropy_schedule="constant",
 )
 
@@ -278,6 +285,31 @@ class NCAPOAlgorithm(OffPolicy):
             half = kernel[:, : kernel.shape[1] // 2]
             params["critic"]["head"]["kernel"] = np.concatenate([half, -half], axis=1)
         return params
+
+    # Acting -----------------------------------------------------------------------------------------------
+
+    def acting_params(self, params: Params) -> Params:
+        """The actor; beside it the critic, if some environments follow its heads."""
+        if not self.config.explorers:
+            return super().acting_params(params)
+        return {name: networks.select(params, name) for name in ("actor", "critic")}
+
+    def action_scores(self, acting: Params, obs: Array) -> Array:
+        return super().action_scores(acting.get("actor", acting), obs)
+
+    def behaviour(self, acting: Params, obs: Array, epsilon: Array) -> Array:
+        """mu = (1 - epsilon) pi + epsilon / A; in the explorers, a head's best action stands for pi."""
+        log_mu = super().behaviour(acting, obs, epsilon)
+        n = int(self.config.explorers * obs.shape[0])
+        if n == 0:
+            return log_mu
+        q = self.critic.values(networks.outputs(self.network, acting["critic"], obs[:n]))
+        if self.config.critic_heads > 1:
+            q = q[jnp.arange(n), jnp.arange(n) % self.config.critic_heads]
+        best = jax.nn.one_hot(q.argmax(axis=-1), q.shape[-1])
+        return log_mu.at[:n].set(policies.mix_uniform(best, epsilon))
+
+    # Learning ---------------------------------------------------------------------------------------------
 
     def losses(self, log_pi: Array, batch: Rollout, targets: Targets) -> Metrics:
         if self.config.advantage_weight == "certain":
