@@ -57,6 +57,18 @@ SIZES: dict[str, dict[str, Any]] = {
     },
     "pqn": {"n_envs": 4, "rollout_length": 4, "batch_size": 8, "epochs": 2, "width": 8},
 }
+# What NCAPO's default on vectors was before it had certain signs.
+SAMPLED_SIGNS: dict[str, Any] = {
+    "retrace_lambda": 1.0,
+    "layer_norm": False,
+    "advantage_weight": "none",
+    "critic_heads": 1,
+    "explorers": 0.0,
+    "kl": "policy-to-target",
+    "floor": 0.0,
+    "critic_units": "rewards",
+    "tau_q": 0.05,
+}
 FRAMES = 80  # five iterations: the replay goes round, the target network is copied, every second actor step
 SETTINGS_FOR = ("minatar-breakout", "minatar-asterix", "probe-both", "CartPole-v1")
 
@@ -72,13 +84,12 @@ def tiny(algorithm: str, preset: str) -> dict[str, Any]:
     return SIZES[algorithm] | ({"replay_clear_every": 3} if clears else {})
 
 
-def trained(algorithm: str, preset: str, env: str) -> Compute:
-    """A case: two seeds, trained, evaluated and asked for actions."""
+def trained(algorithm: str, preset: str, env: str, **more: Any) -> Compute:
+    """A case: two seeds, trained, evaluated and asked for actions; ``more`` replaces settings of the preset."""
 
     def compute(folder: Path) -> Results:
-        agent = agent_class(algorithm)(
-            env, preset, seeds=2, out=folder / "run", log_every=1, **tiny(algorithm, preset)
-        )
+        settings = tiny(algorithm, preset) | more
+        agent = agent_class(algorithm)(env, preset, seeds=2, out=folder / "run", log_every=1, **settings)
         agent.learn(FRAMES)
         results = metrics(folder / "run" / "metrics.csv")
         results["evaluate"] = agent.evaluate(episodes=4, seed=3).returns
@@ -184,7 +195,11 @@ def neural_cases() -> Iterator[tuple[str, Compute]]:
         for preset in presets:
             yield f"{algorithm}, {preset}, minatar-breakout", trained(algorithm, preset, "minatar-breakout")
         for env in ("probe-both", "CartPole-v1"):
-            yield f"{algorithm}, default, {env}", trained(algorithm, "default", env)
+            if algorithm == "ncapo":
+                yield f"ncapo, sampled signs, {env}", trained("ncapo", "default", env, **SAMPLED_SIGNS)
+                yield f"ncapo, certain signs, {env}", trained("ncapo", "default", env)
+            else:
+                yield f"{algorithm}, default, {env}", trained(algorithm, "default", env)
     yield "ncapo, saved and loaded", resumed
 
 

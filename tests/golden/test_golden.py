@@ -58,7 +58,7 @@ def test_every_preset_has_a_case(algorithm: str) -> None:
 
 def a_case() -> tuple[str, dict[str, Any]]:
     """A recorded case, and the name of one of its parameters."""
-    case = read("neural")["cases"]["ncapo, default, probe-both"]
+    case = read("neural")["cases"]["ncapo, certain signs, probe-both"]
     return next(name for name in case if "params" in name and name.endswith("head/kernel")), case
 
 

@@ -43,12 +43,12 @@ def test_a_number_that_moves_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_pat
     """The check above can fail, and recording refuses to paper over it."""
     neural = read("neural")
     changed = copy.deepcopy(neural)
-    case = changed["cases"]["ncapo, default, probe-both"]
+    case = changed["cases"]["ncapo, certain signs, probe-both"]
     entry = next(one for one in case.values() if isinstance(one, dict) and "sha256" in one)
     entry["sha256"] = "0" * 32
     before = digests()
     monkeypatch.setattr("golden_store.read", lambda group: changed if group == "neural" else {"cases": {}})
-    assert moved(before, digests()) == ["neural: ncapo, default, probe-both"]
+    assert moved(before, digests()) == ["neural: ncapo, certain signs, probe-both"]
     kept = tmp_path / "semantics.json"
     kept.write_text(SEMANTICS_FILE.read_text())
     monkeypatch.setattr("golden_store.SEMANTICS_FILE", kept)

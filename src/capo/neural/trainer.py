@@ -25,6 +25,7 @@ from capo.envs.failures import EnvironmentFailed
 from capo.errors import CapoError, CapoWarning
 from capo.files import DiskError
 from capo.neural.algorithms.settings import CommonSettings
+from capo.neural.collapse import CollapseWatch
 from capo.neural.learners import Learner
 from capo.neural.learners.protocol import available_memory
 from capo.neural.metrics import BadEnvironment, Diverged, Rows, blank, divergences, is_finite, rows
@@ -122,6 +123,7 @@ class Trainer:
         self._content: Callable[[], dict[str, Any]] = dict
         self._saved_at, self._saved_frames = time.monotonic(), -1
         self._warned_of_range = False
+        self._collapse = CollapseWatch(plan.settings, learner.env.n_actions, plan.frames)
         self._interrupts = Interrupts()
         self._pace = Pace(shown)
 
@@ -248,6 +250,7 @@ class Trainer:
                 self._log(log_point)
                 self._show(log_point)
                 self._warn_of_range(log_point)
+                self._warn_of_collapse(log_point)
                 if callback is not None and _is_false(callback(log_point)):
                     self._checkpoint()
                     return
@@ -410,6 +413,13 @@ class Trainer:
                 self.shown.message(text)
                 warnings.warn(text, CapoWarning, stacklevel=5)
                 return
+
+    def _warn_of_collapse(self, log_point: Rows) -> None:
+        """Warn, once, of a policy that stopped exploring before it learned anything."""
+        text = self._collapse.look(log_point)
+        if text is not None:
+            self.shown.message(text)
+            warnings.warn(text, CapoWarning, stacklevel=5)
 
 
 def status(frames: int, total: int, speed: float, episode_return: float, left: float) -> str:

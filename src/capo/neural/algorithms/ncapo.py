@@ -6,8 +6,9 @@ One batch of rollouts goes through these steps, in the paper's order:
    (:func:`capo.neural.algorithms.offpolicy.retrace_targets`);
 2. the critic's loss: squared distance of Q from the Retrace return;
 3. the actor's target pi~ = softmax(f + alpha * sign(A)) at the taken action, alpha = min(log 1/pi, clip)
-   (:func:`actor_target`);
-4. the actor's loss: KL between pi and pi~ (:func:`actor_loss`).
+   (:func:`actor_target`); or, with certain signs, at every action of the state, with the expectation of the sign
+   under what the critic believes instead of the sign (:meth:`NCAPOAlgorithm.certain_signs`);
+4. the actor's loss: KL between pi and pi~, or the distance of their logits (:func:`actor_loss`).
 
 In a preset, "table" is the paper's hyper-parameter table, "text" its description, "authors" their released program
 where the paper says nothing, "open" a value chosen here.
@@ -15,17 +16,23 @@ where the paper says nothing, "open" a value chosen here.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal, Self
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 
 from capo.arrays import Array, Metrics
 from capo.envs.atari import is_atari
+from capo.errors import CapoError
 from capo.neural.agent import Agent
 from capo.neural.algorithms.offpolicy import OffPolicy, Targets
 from capo.neural.algorithms.settings import (
+    Count,
     FinalEpsilon,
+    Fraction,
     RetraceSettings,
     Search,
     TracedFraction,
@@ -33,14 +40,17 @@ from capo.neural.algorithms.settings import (
     TracedPositive,
     is_minatar,
 )
-from capo.neural.parts import policies
-from capo.neural.parts.policies import Sizes
+from capo.neural.parts import certainty, networks, policies
+from capo.neural.parts.critic import CriticHead
+from capo.neural.parts.networks import Inputs, Params
+from capo.neural.parts.policies import Sizes, taken_column
 from capo.neural.parts.replay import Rollout
 from capo.update import clipped_step, coordinate_update
 
 StepKind = Literal["log", "fixed"]
-AdvantageWeight = Literal["none", "normalised"]
-KL = Literal["policy-to-target", "target-to-policy"]
+AdvantageWeight = Literal["none", "normalised", "certain"]
+KL = Literal["policy-to-target", "target-to-policy", "logits"]
+CriticUnits = Literal["rewards", "noise"]
 
 
 @dataclass(frozen=True)
@@ -60,9 +70,34 @@ class NCAPOConfig(RetraceSettings):
     alpha_bonus: TracedNonNegative = 0.0
     """Added to every step size alpha."""
     advantage_weight: AdvantageWeight = "none"
-    """none: only the sign of A counts, as in the paper; normalised: alpha is multiplied by |A| / mean |A|."""
+    """none: only the sign of A counts, as in the paper; normalised: alpha is multiplied by |A| / mean |A|;
+    certain: every action of a state is updated, alpha multiplied by P(A > 0) - P(A < 0) as the critic believes."""
+    critic_heads: Count = 1
+    """Estimates of Q that the critic gives, 1 or an even number. They start as pairs that cancel and learn from
+    returns of their own; how far they disagree is what the critic does not know."""
+    noise_uncertainty: TracedNonNegative = 0.3
+    """With advantage_weight=certain: the part of the noise of returns, the rms of G - Q', that counts as
+    uncertainty."""
+    optimism: TracedNonNegative = 0.0
+    """With advantage_weight=certain: how many deviations of its uncertainty are added to every advantage."""
+    explorers: Fraction = 0.0
+    """Part of the environments, rounded down, in which one of the critic's heads acts (its best action, with
+    epsilon) instead of the policy: what a head hopes for is tried for whole episodes."""
     kl: KL = "policy-to-target"
-    """Direction of the actor's loss: policy-to-target, KL(pi || pi~), as in the paper; or target-to-policy."""
+    """The actor's loss: policy-to-target, KL(pi || pi~), as in the paper; target-to-policy, KL(pi~ || pi); or
+    logits: half the squared distance of the logits, whose step a small pi does not damp."""
+    floor: Fraction = 0.0
+    """Probability below which an action is not lowered any further."""
+    critic_units: CriticUnits = "rewards"
+    """rewards: the critic descends squared errors; noise: these divided by their mean over the batch, so that
+    neither its step nor the actor's depends on the size of rewards."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.critic_heads > 1 and self.critic_heads % 2:
+            raise CapoError(f"critic_heads={self.critic_heads} must be 1 or even: they start as pairs that cancel")
+        if self.critic_heads > 1 and self.critic == "categorical":
+            raise CapoError(f"critic_heads={self.critic_heads} needs critic='mean': a categorical critic has one")
 
     @classmethod
     def _preset(cls, name: str, env_name: str) -> Self:
@@ -171,24 +206,28 @@ _CPU = replace(
     entropy_schedule="constant",
 )
 
-# Small observation vectors (such as CartPole's): both default and cpu.
+# Everything but MinAtar, both default and cpu (docs/research/certain-signs.md): certain signs from eight heads,
+# steps in the logits, a target network that is copied at every iteration.
 _VECTOR = replace(
     _DEFAULT,
     n_envs=8,
     rollout_length=16,
-    batch_size=32,
+    batch_size=16,
     gradient_steps=8,
     replay_rollouts=1024,
     gamma=0.99,
-    retrace_lambda=1.0,
+    retrace_lambda=0.8,
     actor_lambda=1.0,
     learning_rate=1e-3,
     epsilon_final=0.05,
-    network="auto",
-    width=64,
-    layer_norm=False,
     shared_trunk=False,
-    advantage_weight="none",  # the sign alone was steadier on CartPole
+    advantage_weight="certain",
+    critic_heads=8,
+    explorers=0.25,
+    kl="logits",
+    floor=1e-3,
+    critic_units="noise",
+    tau_q=1.0,
     entropy_schedule="constant",
 )
 
@@ -218,14 +257,16 @@ def actor_target(log_pi: Array, advantage: Array, config: NCAPOConfig, factors: 
 
     Args:
         log_pi: (..., A) log-probabilities of pi_m.
-        advantage: (..., A) advantages of the pairs in the batch, 0 for all other pairs.
-        config: step_size, fixed_alpha, clip, alpha_bonus and advantage_weight.
+        advantage: (..., A) advantages of the pairs in the batch, 0 for all other pairs; or expected signs.
+        config: step_size, fixed_alpha, clip, alpha_bonus, floor and advantage_weight.
         factors: sizes of an action's factors: each is updated by itself.
 
     Returns:
         (..., A) log-probabilities of pi~.
     """
     sign = jnp.sign(advantage)
+    if config.floor:
+        sign = jnp.where((sign < 0) & (log_pi < math.log(config.floor)), 0.0, sign)
     if config.step_size == "fixed":
         alpha = jnp.full_like(log_pi, config.fixed_alpha)
     else:
@@ -254,11 +295,25 @@ def factor_advantages(targets: Targets, action: Array, factors: Sizes) -> Array:
     return jnp.repeat(each, jnp.array(factors), axis=-1, total_repeat_length=sum(factors))
 
 
-def actor_loss(log_pi: Array, target: Array, kl: KL) -> Array:
-    """KL(pi || target), or KL(target || pi), over the last axis: (..., A) to (...,)."""
+def actor_loss(log_pi: Array, target: Array, kl: KL, factors: Sizes = ()) -> Array:
+    """KL(pi || target), KL(target || pi), or half the squared distance of logits: (..., A) to (...,).
+
+    Logits have no fixed level: only their distance from the mean over actions counts, over those of a factor that
+    are allowed.
+    """
     if kl == "policy-to-target":
         return jnp.sum(jnp.exp(log_pi) * (log_pi - target), axis=-1)
-    return jnp.sum(jnp.exp(target) * (target - log_pi), axis=-1)
+    if kl == "target-to-policy":
+        return jnp.sum(jnp.exp(target) * (target - log_pi), axis=-1)
+    allowed = log_pi > policies.FORBIDDEN / 2
+    centred = policies.each_factor(_centred, factors, jnp.where(allowed, log_pi - target, 0.0), allowed)
+    return 0.5 * jnp.sum(jnp.square(centred), axis=-1)
+
+
+def _centred(apart: Array, allowed: Array) -> Array:
+    """Numbers (..., A) less their mean over the actions allowed; 0 for the others."""
+    count = jnp.maximum(allowed.sum(axis=-1, keepdims=True), 1)
+    return jnp.where(allowed, apart - apart.sum(axis=-1, keepdims=True) / count, 0.0)
 
 
 class NCAPOAlgorithm(OffPolicy):
@@ -268,17 +323,83 @@ class NCAPOAlgorithm(OffPolicy):
     Config = NCAPOConfig
     config: NCAPOConfig
 
+    @property
+    def critic(self) -> CriticHead:
+        return replace(super().critic, n_heads=self.config.critic_heads)
+
+    def init_params(self, rng: np.random.Generator) -> Params:
+        """Networks of one seed; the critic's heads cancel in pairs, so that their mean is 0 until it learns."""
+        params = super().init_params(rng)
+        if self.config.critic_heads > 1 and not isinstance(rng, networks.ShapesOnly):
+            kernel = params["critic"]["head"]["kernel"]
+            half = kernel[:, : kernel.shape[1] // 2]
+            params["critic"]["head"]["kernel"] = np.concatenate([half, -half], axis=1)
+        return params
+
+    # Acting -----------------------------------------------------------------------------------------------
+
+    def acting_params(self, params: Params) -> Params:
+        """The actor; beside it the critic, if some environments follow its heads."""
+        if not self.config.explorers:
+            return super().acting_params(params)
+        return {name: networks.select(params, name) for name in ("actor", "critic")}
+
+    def action_scores(self, acting: Params, obs: Array | Inputs) -> Array:
+        return super().action_scores(acting.get("actor", acting), obs)
+
+    def behaviour(self, acting: Params, obs: Array, epsilon: Array) -> Array:
+        """mu = (1 - epsilon) pi + epsilon / A; in the explorers, a head's best action stands for pi."""
+        log_mu = super().behaviour(acting, obs, epsilon)
+        n = int(self.config.explorers * obs.shape[0])
+        if n == 0:
+            return log_mu
+        inputs = networks.inputs(self.network, obs[:n])
+        q = self.critic.values(networks.outputs(self.network, acting["critic"], inputs))
+        if self.config.critic_heads > 1:
+            q = q[jnp.arange(n), jnp.arange(n) % self.config.critic_heads]
+        scores = policies.masked(q, inputs.mask)
+        return log_mu.at[:n].set(policies.epsilon_greedy(scores, epsilon, inputs.mask, self.network.factors))
+
+    # Learning ---------------------------------------------------------------------------------------------
+
     def losses(self, log_pi: Array, batch: Rollout, targets: Targets) -> Metrics:
+        factors = self.network.factors
+        if self.config.advantage_weight == "certain":
+            advantage = self.certain_signs(batch, targets)
+            logged = {"certainty": certainty.mean_certainty(targets.log_pi, advantage)}
+        else:
+            advantage, logged = self._sampled_advantage(batch, targets), {}
+        pi_tilde = actor_target(targets.log_pi, advantage, self.config, factors)
+        return {"actor_loss": actor_loss(log_pi, pi_tilde, self.config.kl, factors), **logged}
+
+    def _sampled_advantage(self, batch: Rollout, targets: Targets) -> Array:
+        """Advantages (B, T, A) of the taken actions, 0 for all others."""
         n_actions, factors = self.network.n_actions, self.network.factors
-        advantage = targets.advantage[..., None]
+        sampled = self.over_heads(targets.advantage)
+        advantage = sampled[..., None]
         if factors:
-            advantage = factor_advantages(targets, batch.action, factors)
+            q = targets.q.mean(axis=-2) if self.critic.n_heads > 1 else targets.q
+            advantage = factor_advantages(targets._replace(advantage=sampled, q=q), batch.action, factors)
         advantage = jnp.where(policies.is_taken(batch.action, n_actions, factors), advantage, 0.0)
         if self.config.advantage_weight == "normalised":
             # The signs stay: this only decides how much the batch's advantages weigh against each other.
-            advantage = advantage / (jnp.mean(jnp.abs(targets.advantage)) + 1e-8)
-        pi_tilde = actor_target(targets.log_pi, advantage, self.config, factors)
-        return {"actor_loss": actor_loss(log_pi, pi_tilde, self.config.kl)}
+            advantage = advantage / (jnp.mean(jnp.abs(sampled)) + 1e-8)
+        return advantage
+
+    def certain_signs(self, batch: Rollout, targets: Targets) -> Array:
+        """E sign(A) of every action (B, T, A) under what the critic believes; see :mod:`.certainty`."""
+        config = self.config
+        q = targets.q if config.critic_heads > 1 else targets.q[..., None, :]  # (B, T, M, A)
+        returns = targets.returns if config.critic_heads > 1 else targets.returns[..., None]
+        noise = jnp.mean(jnp.square(returns - taken_column(q, batch.action)))
+        mean, variance = certainty.advantage_belief(targets.log_pi, q, self.network.factors)
+        variance = variance + jnp.square(config.noise_uncertainty) * noise
+        return certainty.expected_sign(mean + config.optimism * jnp.sqrt(variance), variance)
+
+    def critic_unit(self, losses: Array) -> Array | float:
+        if self.config.critic_units == "rewards":
+            return 1.0
+        return 1.0 / (jax.lax.stop_gradient(jnp.mean(losses)) + 1e-8)
 
 
 class NCAPO(Agent):

@@ -52,7 +52,11 @@ class OffPACConfig(RetraceSettings):
         """NCAPO's preset of that name, since the machinery is the same (text), with Off-PAC's own values."""
         like = NCAPOConfig.preset(name, env_name)
         same = {field.name: getattr(like, field.name) for field in dataclasses.fields(RetraceSettings)}
-        own = _OWN | (_OWN_DEFAULT if name == "default" and is_minatar(env_name) else {})
+        own = dict(_OWN)
+        if name in ("default", "cpu") and not is_minatar(env_name):
+            own |= _OWN_VECTOR
+        elif name == "default":
+            own |= _OWN_DEFAULT
         return cls(**same | own, weight="q" if name == "paper" else "advantage")
 
 
@@ -70,6 +74,14 @@ _OWN_DEFAULT: dict[str, Any] = {
     "gradient_steps": 30,
     "replay_rollouts": 6400,
     "entropy_schedule": "constant",
+}
+# Nor do values that belong to NCAPO's certain signs.
+_OWN_VECTOR: dict[str, Any] = {
+    "batch_size": 32,
+    "retrace_lambda": 1.0,
+    "width": 64,
+    "layer_norm": False,
+    "tau_q": 0.05,
 }
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -40,6 +41,7 @@ class Targets(NamedTuple):
     returns: Array  # (B, T) Retrace returns of the taken actions
     advantage: Array  # (B, T) of the taken actions: Retrace returns (with the actor's lambda) - V(s)
     q: Array  # (B, T, A) Q' of all actions
+    # Where the critic has M heads, the last three are (B, T, M), (B, T, M) and (B, T, M, A).
 
 
 def retrace_targets(config: RetraceSettings, batch: Rollout, log_pi: Array, q: Array) -> Targets:
@@ -72,6 +74,17 @@ def retrace_targets(config: RetraceSettings, batch: Rollout, log_pi: Array, q: A
     advantage = returns(config.retrace_lambda * config.actor_lambda) - value[:, :length]
     targets = Targets(log_pi[:, :length], returns(config.retrace_lambda), advantage, q[:, :length])
     return jax.lax.stop_gradient(targets)
+
+
+def ensemble_targets(config: RetraceSettings, batch: Rollout, log_pi: Array, q: Array) -> Targets:
+    """:func:`retrace_targets` of every head of a critic, each from its own Q' (B, T + S, M, A)."""
+    by_head = jax.vmap(
+        partial(retrace_targets, config, batch, log_pi),
+        in_axes=2,
+        out_axes=Targets(log_pi=None, returns=2, advantage=2, q=2),  # type: ignore[arg-type]
+    )
+    targets: Targets = by_head(q)
+    return targets
 
 
 class OffPolicy(Algorithm):
@@ -143,9 +156,13 @@ class OffPolicy(Algorithm):
         return policies.mix_uniform(pi, epsilon, inputs.mask, factors)
 
     def critic_values(self, outputs: Array) -> Array:
-        return self.critic.values(outputs)
+        values = self.critic.values(outputs)
+        return values.mean(axis=-2) if self.critic.n_heads > 1 else values
 
     def export_values(self, graph: Graph, outputs: str) -> str:
+        if self.critic.n_heads > 1:
+            each = graph.reshape(outputs, -1, self.critic.n_heads, self.network.n_actions)
+            return graph.node("ReduceMean", each, axes=[1], keepdims=0)
         if not self.critic.categorical:
             return outputs
         logits = graph.reshape(outputs, -1, self.network.n_actions, self.critic.n_atoms)
@@ -237,25 +254,35 @@ class OffPolicy(Algorithm):
         first = inputs.steps(0, self._rows_at_once(batch))
         logits, outputs, features = networks.logits_and_q(self.network, params, first)
         log_pi_m, q = self.slow_policy_and_q(params, target, inputs, logits, features)
-        targets = retrace_targets(self.config, batch, log_pi_m, q)
+        make_targets = ensemble_targets if self.critic.n_heads > 1 else retrace_targets
+        targets = make_targets(self.config, batch, log_pi_m, q)
         log_pi = policies.log_softmax(logits[:, :length], self.network.factors)
         own = self.losses(log_pi, batch, targets)
         each = {
             "actor_loss": own.pop("actor_loss"),
             "critic_loss": self.critic.loss(outputs[:, :length], batch.action, targets.returns),
             "entropy": policies.entropy(log_pi),
-            "value": targets.returns,
-            "advantage_abs": jnp.abs(targets.advantage),
+            "value": self.over_heads(targets.returns),
+            "advantage_abs": jnp.abs(self.over_heads(targets.advantage)),
             **own,
         }
         weights: dict[str, float | Array] = {}
         if train in ("both", "critic"):
-            weights |= {"critic_loss": self.config.critic_coefficient}
+            weights |= {"critic_loss": self.config.critic_coefficient * self.critic_unit(each["critic_loss"])}
         if train in ("both", "actor"):
             weights |= {"actor_loss": 1.0, "entropy": -entropy}
         # A term without a weight gets no backward pass at all, not one of zeros.
         terms = means({name: x if name in weights else jax.lax.stop_gradient(x) for name, x in each.items()})
         return jnp.asarray(sum(weight * terms[name] for name, weight in weights.items())), terms
+
+    def critic_unit(self, losses: Array) -> Array | float:
+        """A factor on the critic's loss, from its losses (B, T) of a batch."""
+        del losses
+        return 1.0
+
+    def over_heads(self, x: Array) -> Array:
+        """The mean over the critic's heads, if there are several: (B, T, M) to (B, T)."""
+        return x.mean(axis=-1) if self.critic.n_heads > 1 else x
 
     # Target networks --------------------------------------------------------------------------------------
 

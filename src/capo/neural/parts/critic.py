@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from capo.arrays import Array, NDArray
-from capo.neural.parts.policies import taken, taken_row
+from capo.neural.parts.policies import taken, taken_column, taken_row
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,14 @@ class CriticHead:
         n_atoms: how many atoms.
         v_min: the lowest.
         v_max: the highest.
+        n_heads: how many estimates of Q it gives, side by side; one if it is a distribution.
     """
 
     categorical: bool
     n_atoms: int
     v_min: float
     v_max: float
+    n_heads: int = 1
 
     @property
     def atoms(self) -> NDArray:
@@ -47,16 +49,18 @@ class CriticHead:
 
     def n_outputs(self, n_actions: int) -> int:
         """Numbers that the head gives for an observation."""
-        return n_actions * self.n_atoms if self.categorical else n_actions
+        return n_actions * (self.n_atoms if self.categorical else self.n_heads)
 
     def initial_bias(self, n_actions: int) -> NDArray:
         """The bias (n_outputs,) of a head whose Q starts near 0."""
         if not self.categorical:
-            return np.zeros(n_actions, np.float32)
+            return np.zeros(n_actions * self.n_heads, np.float32)
         return np.tile(-np.minimum(np.abs(self.atoms), 10.0), n_actions)
 
     def values(self, outputs: Array) -> Array:
-        """Q (..., A) from the head's outputs (..., n_outputs)."""
+        """Q (..., A) from the outputs (..., n_outputs); (..., n_heads, A) if there are several estimates."""
+        if self.n_heads > 1:
+            return outputs.reshape(*outputs.shape[:-1], self.n_heads, -1)
         if not self.categorical:
             return outputs
         return jax.nn.softmax(self._by_action(outputs)) @ self.atoms
@@ -67,8 +71,11 @@ class CriticHead:
         Args:
             outputs: (..., n_outputs) of the head.
             action: (...,) the taken actions.
-            returns: (...,) what their Q should be.
+            returns: (...,) what their Q should be; (..., n_heads) if there are several estimates.
         """
+        if self.n_heads > 1:
+            errors = taken_column(self.values(outputs), action) - returns
+            return jnp.mean(jnp.square(errors), axis=-1)
         if not self.categorical:
             return jnp.square(taken(outputs, action) - returns)
         logits = taken_row(self._by_action(outputs), action)

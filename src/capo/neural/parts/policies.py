@@ -98,6 +98,13 @@ def taken_row(x: Array, action: Array) -> Array:
     return jnp.take_along_axis(x, action[..., None, None], axis=-2)[..., 0, :]
 
 
+def taken_column(x: Array, action: Array) -> Array:
+    """The column of each taken action: (..., M, A) and actions (...,) to (..., M); with factors, their sum."""
+    if action.ndim == x.ndim - 1:
+        return jnp.take_along_axis(x, action[..., None, :], axis=-1).sum(axis=-1)
+    return jnp.take_along_axis(x, action[..., None, None], axis=-1)[..., 0]
+
+
 def entropy(log_pi: Array) -> Array:
     """Entropy in nats of log-probabilities: (..., A) to (...,)."""
     return -jnp.sum(jnp.exp(log_pi) * log_pi, axis=-1)

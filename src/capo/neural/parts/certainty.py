@@ -1,0 +1,50 @@
+"""How certain a critic is of the signs of its advantages.
+
+The critic gives M estimates Q_1, ..., Q_M of Q (heads). Each has an advantage A_m = Q_m - V_m of its own, so they
+are M draws from what the critic believes. With their mean and deviation, and a part of the noise of the returns
+that they learn from, the belief about one advantage is a normal distribution, under which
+
+    E sign(A) = P(A > 0) - P(A < 0) = erf(mean / (sqrt 2 deviation)).
+
+It is 0 where the critic knows nothing and sign(A) where it is certain.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from capo.arrays import Array
+from capo.neural.parts.policies import Sizes, each_factor
+
+
+def expected_sign(mean: Array, variance: Array) -> Array:
+    """E sign(A) of normal A: (...,) and (...,) to (...,); sign(mean) where the variance is 0.
+
+    >>> expected_sign(jnp.array([0.0, 3.0, -3.0, 1.0]), jnp.array([1.0, 0.0, 1e-6, 1e6])).round(2).tolist()
+    [0.0, 1.0, -1.0, 0.0]
+    """
+    known = variance <= 0.0
+    ratio = mean / jnp.sqrt(2.0 * jnp.where(known, 1.0, variance))
+    return jnp.where(known, jnp.sign(mean), jax.scipy.special.erf(ratio))
+
+
+def advantage_belief(log_pi: Array, q: Array, factors: Sizes = ()) -> tuple[Array, Array]:
+    """Mean and variance over heads of the advantages, (..., A) each.
+
+    Args:
+        log_pi: (..., A) log-probabilities of the policy.
+        q: (..., M, A) estimates of Q; the variance of a single one is 0.
+        factors: sizes of an action's factors, whose advantages are each over the V of their own.
+    """
+    pi = jnp.exp(log_pi)[..., None, :]
+    advantage = each_factor(lambda pi, q: q - jnp.sum(pi * q, axis=-1, keepdims=True), factors, pi, q)
+    mean = advantage.mean(axis=-2)
+    heads = q.shape[-2]
+    return mean, jnp.square(advantage - mean[..., None, :]).sum(axis=-2) / max(heads - 1, 1)
+
+
+def mean_certainty(log_pi: Array, sign: Array) -> Array:
+    """How certain the signs (..., A) of a state are, 0 to 1: the mean of |sign| over the actions not chosen."""
+    others = 1.0 - jnp.exp(log_pi)
+    return jnp.sum(others * jnp.abs(sign), axis=-1) / max(sign.shape[-1] - 1, 1)
