@@ -10,7 +10,7 @@ from typing import Any
 
 from capo.envs.gymnasium import GymEnv, is_gymnasium_object
 from capo.envs.ids import is_gymnasium_id, prepare_named_in_file, registry
-from capo.envs.minatar.games import NAMES, MinAtar
+from capo.envs.minatar.games import FULL_NAMES, NAMES, MinAtar
 from capo.envs.probes import PROBES
 from capo.envs.protocol import Env, EnvSpec, HostEnv, JittedEnv, is_jitted
 from capo.envs.validation import check_jitted
@@ -41,14 +41,14 @@ def make(env: Any) -> Env:
 
 
 def _by_name(name: str) -> Env:
-    if name in NAMES:
+    if name in (*NAMES, *FULL_NAMES):
         return MinAtar(name)
     if name in PROBES:
         return PROBES[name]
     if is_gymnasium_id(name):
         return GymEnv(name)
     ids = sorted(registry())
-    near = difflib.get_close_matches(name, [*NAMES, *PROBES, *ids], n=3, cutoff=0.5)
+    near = difflib.get_close_matches(name, [*NAMES, *FULL_NAMES, *PROBES, *ids], n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
     others = "every Gymnasium id (module:id if a module registers it)" if ids else _NO_GYMNASIUM
     raise CapoError(f"unknown environment {name!r}: {hint}allowed are {', '.join(NAMES)} and {others}")
