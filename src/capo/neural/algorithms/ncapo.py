@@ -100,6 +100,7 @@ _PAPER = NCAPOConfig(
     entropy=0.0,  # table
     tau_q=0.05,  # table
     tau_policy=1.0,  # table
+    precision="float32",  # text: trained on a CPU
 )
 
 # The authors' released program, where it differs from the paper.
@@ -121,6 +122,7 @@ _OFFICIAL = replace(
     actor_every=2,  # ... plus 30 actor steps every second iteration
     replay_clear_every=50,
     alpha_bonus=0.1,
+    precision="auto",
 )
 
 # Chosen on MinAtar (results/tuning): LayerNorm, a shared trunk, |A| as a weight (normalised, or the critic's
