@@ -21,7 +21,9 @@ from capo.neural.algorithms.settings import override
 PAGE = ROOT / "docs" / "reproduction.md"
 CODE = re.findall(r"`([^`\n]+)`", PAGE.read_text("utf-8"))
 TESTS = {
-    name for file in (ROOT / "tests").rglob("*.py") for name in re.findall(r"def (test_\w+)", file.read_text("utf-8"))
+    name
+    for file in (ROOT / "tests").rglob("*.py")
+    for name in re.findall(r"def (test_\w+)", file.read_text("utf-8"))
 }
 
 

@@ -47,7 +47,9 @@ def test_empirical_gradients_are_unbiased_and_capo_takes_the_sign():
             counts = np.zeros((1, *shape), int)
             counts[0, s, a] = 1
             step = directions.direction(method, log_pi, now.advantage, counts)
-            expected = now.advantage[0, s, a] * (np.eye(4)[a] - pi[0, s]) * (4 * pi[0, s, a] if method == "offpac" else 1)
+            expected = (
+                now.advantage[0, s, a] * (np.eye(4)[a] - pi[0, s]) * (4 * pi[0, s, a] if method == "offpac" else 1)
+            )
             np.testing.assert_allclose(step[0, s], expected, atol=1e-12)
             assert not np.delete(step[0], s, axis=0).any()
             mean += chances[0, s, a] * step

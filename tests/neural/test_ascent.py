@@ -125,7 +125,9 @@ def test_a_repeated_pair_counts_once_with_the_mean_of_its_advantages():
     given = {"once": [1.0, -2.0], "twice": [3.0, -1.0, -2.0], "negative": [1.0, -3.0, -2.0]}
     ends = {}
     for name, advantage in given.items():
-        pairs = (np.array([0, 1]), np.array([2, 1])) if name == "once" else (np.array([0, 0, 1]), np.array([2, 2, 1]))
+        pairs = (
+            (np.array([0, 1]), np.array([2, 1])) if name == "once" else (np.array([0, 0, 1]), np.array([2, 2, 1]))
+        )
         rule = ascent.AscentRule()
         ends[name] = capo.coordinate_ascent(
             table((2, 3), theta), [pairs], lambda *_, a=advantage: np.array(a), optimiser=optax.sgd(0.5), rule=rule

@@ -1,4 +1,4 @@
-"""Statements about limits and events: their functions against plain code, their lines on runs, what breaks them."""
+"""Statements about limits and events: their functions against plain code, their lines, what breaks them."""
 
 import copy
 import dataclasses
@@ -61,7 +61,9 @@ def test_sets_and_delta_by_hand():
     assert sets.delta == pytest.approx(0.25)
     stuck = limits.limit_sets(PolicyValues(mdp, np.log([[1e-300, 1e-300, 1.0, 1e-300]])), 1e-12)
     assert stuck.positive.tolist() == [[True, True, False, False]]
-    everything = limits.limit_sets(PolicyValues(capo.MDP(np.ones((1, 2, 1)), [[1.0, 1.0]], 0.5), np.log([[0.5, 0.5]])))
+    everything = limits.limit_sets(
+        PolicyValues(capo.MDP(np.ones((1, 2, 1)), [[1.0, 1.0]], 0.5), np.log([[0.5, 0.5]]))
+    )
     assert math.isinf(everything.delta)
 
 

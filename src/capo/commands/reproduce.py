@@ -30,7 +30,10 @@ EXPERIMENTS = {
 }
 # Options that only some experiments accept: name -> arguments of add_argument.
 _OWN_OPTIONS: dict[str, dict[str, Any]] = {
-    "part": {"metavar": "PART", "help": "noise: tabular or game; ablation: chain or game; grid: random or fixed (start); default: both"},
+    "part": {
+        "metavar": "PART",
+        "help": "noise: tabular or game; ablation: chain or game; grid: random or fixed (start); default: both",
+    },
     "games": {"nargs": "+", "metavar": "GAME", "help": "default: all five; in noise and ablation breakout"},
     "algos": {
         "nargs": "+",
@@ -39,8 +42,8 @@ _OWN_OPTIONS: dict[str, dict[str, Any]] = {
     },
     "settings": {
         "metavar": "NAME",
-        "help": "minatar: best (default), paper (the paper's presets on its four games) or causes (one change at a "
-        "time of what may explain a difference)",
+        "help": "minatar: best (default), paper (the paper's presets on its four games) or causes (one change at "
+        "a time of what may explain a difference)",
     },
     "variants": {
         "nargs": "+",

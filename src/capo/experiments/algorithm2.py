@@ -2,8 +2,9 @@
 
 The chain, the grid and the ablation use it. The batches are fixed beforehand (:func:`batches_from`), so that every
 method can be given the same ones. The advantages of the current policy come from one linear solve, so no method
-suffers from its critic. What is left to compare is the update: CAPO's (:mod:`capo.neural.ascent`), Off-PAC's weighted
-policy gradient, PPO's clipped surrogate. All three follow Adam on the same network, or on a table of theta.
+suffers from its critic. What is left to compare is the update: CAPO's (:mod:`capo.neural.ascent`), Off-PAC's
+weighted policy gradient, PPO's clipped surrogate. All three follow Adam on the same network, or on a table of
+theta.
 
 All runs (each with its own start, batches and, in the grid, maze) at all learning rates are one vmapped program.
 Parameters are float32; values and advantages are float64, because their signs matter.

@@ -2,15 +2,15 @@
 
 A study that the paper's source announces in a comment: "We compare the empirical policy gradient direction and the
 true gradient direction", for on-policy actor-critic with batches of different sizes and true values. Nothing else
-is given. Here every method trains a table of theta with exact advantages, so that its direction differs from the true
-gradient only by the pairs in its batch and by what it makes of them:
+is given. Here every method trains a table of theta with exact advantages, so that its direction differs from the
+true gradient only by the pairs in its batch and by what it makes of them:
 
 - on-policy actor-critic: the mean of A(s, a) grad log pi(a|s) over pairs drawn from the discounted visits;
 - Off-PAC: the same over pairs of a uniform behaviour policy, with importance weights;
 - CAPO: alpha sign(A) on pairs of the same uniform behaviour policy, with alpha = log 1/pi.
 
-Per iteration: the cosine between the step in theta and the true gradient of V at the start distribution, whether the
-step points downhill (a negative inner product), and whether V fell.
+Per iteration: the cosine between the step in theta and the true gradient of V at the start distribution, whether
+the step points downhill (a negative inner product), and whether V fell.
 """
 
 from __future__ import annotations
@@ -109,8 +109,9 @@ def train(mdps: Sequence[MDP], method: Method, size: int, iterations: int) -> di
     """One run on each MDP (all of one shape).
 
     Returns:
-        (R, iterations) each: ``cosine`` of the step with the true gradient, ``downhill`` and ``fell`` as 0 or 1, and
-        ``value`` after the step. Where the step is 0, or V at the optimum already, cosine and downhill are NaN.
+        (R, iterations) each: ``cosine`` of the step with the true gradient, ``downhill`` and ``fell`` as 0 or 1,
+        and ``value`` after the step. Where the step is 0, or V at the optimum already, cosine and downhill are
+        NaN.
     """
     best = np.array([policy_iteration(mdp).value for mdp in mdps])
     rngs = [np.random.default_rng([k, size]) for k in range(len(mdps))]
@@ -238,14 +239,22 @@ def report(folder: Path) -> str:
             common.text_table(
                 f"{summary['maze']}, {title}; {summary['runs']} mazes, {summary['iterations']} iterations; "
                 f"the optimum is {summary['optimum'][start]:.1f}",
-                ["method, batch", "cosine, first fifth", "cosine", "downhill", "V fell", "V at 100", "V at the end"],
+                [
+                    "method, batch",
+                    "cosine, first fifth",
+                    "cosine",
+                    "downhill",
+                    "V fell",
+                    "V at 100",
+                    "V at the end",
+                ],
                 rows,
             )
         )
     parts.append(
-        "cosine: of the step in theta with the true gradient, mean over iterations and runs. downhill: steps whose\n"
-        "inner product with the true gradient is negative. V fell: steps after which V at the start distribution\n"
-        f"is lower. Gradient methods: eta {summary['eta']:g}; CAPO has no rate."
+        "cosine: of the step in theta with the true gradient, mean over iterations and runs. downhill: steps\n"
+        "whose inner product with the true gradient is negative. V fell: steps after which V at the start\n"
+        f"distribution is lower. Gradient methods: eta {summary['eta']:g}; CAPO has no rate."
     )
     return "\n\n".join(parts)
 
@@ -267,7 +276,10 @@ def draw(folder: Path, out: Path) -> list[Path]:
     summary = common.read_json(folder / SUMMARY)
     groups = common.read_groups(folder / "curves.csv", "start", "method", "batch")
     path = out / "directions.png"
-    with figures.figure(path, len(STARTS), len(METHODS), size=(11, 6.4), sharex=True, sharey=True) as (drawing, axes):
+    with figures.figure(path, len(STARTS), len(METHODS), size=(11, 6.4), sharex=True, sharey=True) as (
+        drawing,
+        axes,
+    ):
         for row, start in zip(axes, STARTS, strict=True):
             _draw_row(row, groups, start, summary["batches"])
         figures.legend_below(drawing, axes.flat, columns=5)

@@ -3,7 +3,8 @@
 The paper shows it in its source's comments and on its poster, without settings. Here every method has the same
 network, optimiser, exact advantages and, where it can use them, the same batches; PPO is the clipped surrogate on
 those advantages, not the PPO that samples its own returns. Exact tabular CAPO is run too. Every run has its own
-maze. The poster's task starts anywhere, the comment's at (1, 1): a part of the experiment each, with files of its own.
+maze. The poster's task starts anywhere, the comment's at (1, 1): a part of the experiment each, with files of
+its own.
 """
 
 from __future__ import annotations

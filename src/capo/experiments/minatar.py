@@ -1,8 +1,8 @@
 """The main figure: every algorithm on the five MinAtar games, many seeds, the paper's curves beside ours.
 
 Every (game, algorithm, preset) is one training (:mod:`capo.experiments.training`) with one results file
-``<game>-<algorithm>-<preset>.json``. Tables and figures come from those files alone: one figure of the best settings,
-one of the paper's own (:mod:`capo.experiments.paper_figure`).
+``<game>-<algorithm>-<preset>.json``. Tables and figures come from those files alone: one figure of the best
+settings, one of the paper's own (:mod:`capo.experiments.paper_figure`).
 """
 
 from __future__ import annotations
@@ -60,11 +60,15 @@ def run(
     if settings == "paper":
         games, algos = games or paper_figure.GAMES, algos or [":".join(kind) for kind in paper_figure.KINDS]
     chosen, kinds = training.choose_games(games), training.choose_kinds(algos, plan)
-    jobs = paper_figure.cause_jobs(out, games, plan) if settings == "causes" else [
-        Job(out, "minatar", game, name, replace(plan, preset=own), title=f"{name} ({own})")
-        for game in chosen
-        for name, own in kinds
-    ]
+    jobs = (
+        paper_figure.cause_jobs(out, games, plan)
+        if settings == "causes"
+        else [
+            Job(out, "minatar", game, name, replace(plan, preset=own), title=f"{name} ({own})")
+            for game in chosen
+            for name, own in kinds
+        ]
+    )
     training.train_all(jobs, teller("minatar", progress), progress, training.place(on, workers, gpus))
 
 

@@ -1,4 +1,4 @@
-"""The main figure with the paper's own settings: which trainings, what is compared, and the causes that are tested.
+"""The main figure with the paper's own settings: which trainings, what is compared, the causes to test.
 
 Part of ``capo reproduce minatar`` (``--settings paper`` and ``--settings causes``).
 """
@@ -101,8 +101,8 @@ HEADER = ("game", "algorithm", "preset", "the paper", "here [95 %]", "verdict")
 def line_by_line(records: Mapping[tuple[str, Kind], Record]) -> list[Verdict]:
     """Every curve of the paper's figure with the presets that stand for it, run or not.
 
-    A curve is reproduced if the paper's final mean lies in the 95 % interval of ours over seeds. A record of a preset
-    whose settings have changed since does not count.
+    A curve is reproduced if the paper's final mean lies in the 95 % interval of ours over seeds. A record of a
+    preset whose settings have changed since does not count.
     """
     found = []
     for game in GAMES:
@@ -110,11 +110,11 @@ def line_by_line(records: Mapping[tuple[str, Kind], Record]) -> list[Verdict]:
             theirs = paper.final(environment(game), kind[0])
             assert theirs is not None
             record = records.get((game, kind))
-            found.append(Verdict(game, kind, theirs, *_compare(record, kind, theirs)))
+            found.append(Verdict(game, kind, theirs, *_compare(record, theirs)))
     return found
 
 
-def _compare(record: Record | None, kind: Kind, theirs: float) -> tuple[str, str]:
+def _compare(record: Record | None, theirs: float) -> tuple[str, str]:
     """Our score, and the verdict."""
     if record is None:
         return "-", NOT_RUN
@@ -148,7 +148,9 @@ def causes_table(folder: Path) -> str:
         if record is not None and record.finals:
             theirs = paper.final(environment(cause.game), "ncapo")
             ours = results.interval(results.mean(results.finals(record)), digits=1)
-            rows.append([cause.title, cause.game, str(len(record.finals)), f"{record.frames:,}", ours, f"{theirs}"])
+            rows.append(
+                [cause.title, cause.game, str(len(record.finals)), f"{record.frames:,}", ours, f"{theirs}"]
+            )
     if not rows:
         return ""
     header = ["causes", "game", "seeds", "frames", "mean [95 %]", "paper, 10 M"]

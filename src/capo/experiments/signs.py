@@ -1,9 +1,9 @@
 """How often the critic has the sign right, and what that does to the score: NCAPO in a maze whose truth is known.
 
 The paper's low-fidelity claim is that CAPO needs only the sign of the advantage. Here NCAPO, with the paper's
-sign-only update, learns its critic by Retrace from its own episodes in a maze, without and with Gaussian noise on the
-training rewards. At points along the training its policy is evaluated exactly, so that every sign the critic gives can
-be told right or wrong:
+sign-only update, learns its critic by Retrace from its own episodes in a maze, without and with Gaussian noise
+on the training rewards. At points along the training its policy is evaluated exactly, so that every sign the
+critic gives can be told right or wrong:
 
 - *critic*: sign(Q(s, a) - V(s)) of the critic, over all pairs of states that are not terminal;
 - *used*: the sign of the Retrace advantage, over steps drawn from the replay, which is what moves the actor.
@@ -111,7 +111,7 @@ def run(out: Path, quick: bool = False, progress: bool = True) -> None:
         "precision": "float32",
         "returns": {"optimum": _best(mdp), "uniform": _uniform(mdp), "is": "undiscounted, expected, 100 steps"},
         "score": "(return - uniform) / (optimum - uniform)",
-        "critic": "share of the pairs of live states at which sign(Q - V) of the critic is that of the exact advantage",
+        "critic": "share of the pairs of live states at which sign(Q - V) is that of the exact advantage",
         "used": f"the same of the Retrace advantages of {DRAWN} rollouts drawn from the replay",
         "left_out": f"pairs with an exact advantage up to {EXACT_ZERO:g}",
     }
@@ -177,13 +177,14 @@ def observe(learner: Learner, state: TrainState) -> list[tuple[Floats, Floats, t
 
     found = []
     for k in range(learner.n_seeds):
-        log_pi, q, where, action, sign = jax.tree.map(np.asarray, one(jax.tree.map(lambda leaf: leaf[k], state)))
+        own = jax.tree.map(lambda leaf, k=k: leaf[k], state)
+        log_pi, q, where, action, sign = jax.tree.map(np.asarray, one(own))
         found.append((log_pi.astype(float), q.astype(float), (where.ravel(), action.ravel(), sign.ravel())))
     return found
 
 
 def shares(mdp: MDP, log_pi: Floats, q: Floats, where: Any, action: Any, sign: Any) -> dict[str, float]:
-    """The shares of right signs: of the critic's (S, A), and of those used, (n,) with 0 for what does not count."""
+    """The shares of right signs: the critic's (S, A), and those used, (n,) with 0 for what does not count."""
     exact = PolicyValues(mdp, log_pi - np.log(np.exp(log_pi).sum(axis=1, keepdims=True))).advantage
     truth = np.where(np.abs(exact) > EXACT_ZERO, np.sign(exact), 0) * ~mdp.terminal[:, None]
     said = np.sign(q - (np.exp(log_pi) * q).sum(axis=1, keepdims=True))
@@ -227,13 +228,13 @@ def report(folder: Path) -> str:
     ]
     header = ["", "critic", "critic, end", "used", "used, end", "score", "lowest - highest"]
     title = (
-        f"NCAPO in the maze {summary['maze']}, {summary['frames']:,} frames, seeds {summary['seeds']}: share of right "
-        "signs\n(along the training, at its end) and score at the end (0: uniform policy, 1: optimum)"
+        f"NCAPO in the maze {summary['maze']}, {summary['frames']:,} frames, seeds {summary['seeds']}: share of "
+        "right signs\n(along the training, at its end) and score at the end (0: uniform policy, 1: optimum)"
     )
     parts = common.quick_note(summary["quick"], "frames, seeds and noises")
     note = (
-        "critic: sign(Q - V) at all pairs. used: sign of the Retrace advantage on replayed steps. Signs are compared\n"
-        "with the exact advantages of the policy at that time; pairs where those are 0 are left out."
+        "critic: sign(Q - V) at all pairs. used: sign of the Retrace advantage on replayed steps. Signs are\n"
+        "compared with the exact advantages of the policy at that time; pairs where those are 0 are left out."
     )
     return "\n\n".join([*parts, common.text_table(title, header, rows, note)])
 

@@ -8,8 +8,8 @@ One iteration, on a batch B of pairs:
 3. gradient steps on the KL divergence between the policy and that target, summed over the states of the batch
    (:func:`ascent_loss`, :func:`descend`).
 
-:func:`coordinate_ascent` is the loop. Its parts are pure functions, so that a program can run many of them at once,
-as the chain and the grid experiments do. Public as ``capo.ascent``.
+:func:`coordinate_ascent` is the loop. Its parts are pure functions, so that a program can run many of them at
+once, as the chain and the grid experiments do. Public as ``capo.ascent``.
 """
 
 from __future__ import annotations
@@ -111,8 +111,7 @@ def network_policy(
         return {"w": weights, "b": rng.uniform(-bound, bound, outputs).astype(np.float32)}
 
     n_states, n_actions, width = (
-        whole(name, value)
-        for name, value in (("n_states", n_states), ("n_actions", n_actions), ("width", width))
+        whole(name, value) for name, value in (("n_states", n_states), ("n_actions", n_actions), ("width", width))
     )
     return Policy({"hidden": dense(n_states, width), "head": dense(width, n_actions)}, network_logits)
 
@@ -126,7 +125,7 @@ def network_logits(params: Params, states: Any) -> Array:
     """(n, A) of :func:`network_policy`, at state numbers (n,)."""
     # One-hot states: the hidden layer's input is its rows.
     hidden = jax.nn.relu(jnp.asarray(params["hidden"]["w"])[states] + params["hidden"]["b"])
-    return hidden @ params["head"]["w"] + params["head"]["b"]
+    return jnp.asarray(hidden @ params["head"]["w"] + params["head"]["b"])
 
 
 # --- one iteration, as pure functions -------------------------------------------------------------------------
@@ -149,7 +148,7 @@ def target_distribution(
     alpha = rule.step.alpha(log_pi, sign)
     if rule.by_advantage:
         size = jnp.abs(advantage) * in_batch
-        alpha = alpha * size * in_batch.sum() / jnp.maximum(size.sum(), jnp.finfo(size.dtype).tiny)
+        alpha = alpha * size * in_batch.sum() / jnp.maximum(size.sum(), float(np.finfo(size.dtype).tiny))
     return coordinate_update(log_pi, sign, alpha)
 
 
@@ -291,9 +290,7 @@ def _checked_batch(observations: Any, actions: Any) -> tuple[NDArray, NDArray]:
     return where, taken
 
 
-def _rows(
-    where: NDArray, taken: NDArray, advantage: NDArray, n_actions: int
-) -> tuple[NDArray, NDArray, NDArray]:
+def _rows(where: NDArray, taken: NDArray, advantage: NDArray, n_actions: int) -> tuple[NDArray, NDArray, NDArray]:
     """A batch by state: the states (n, ...), advantages (n, A), and which pairs (n, A) are in it.
 
     There are as many rows as pairs whatever repeats, so that one program fits every batch: the rows that are left

@@ -28,8 +28,8 @@ FULL_NAMES = tuple(f"{name}{FULL}" for name in NAMES)
 class MinAtar:
     """A MinAtar game: boolean observations (10, 10, channels), the game's minimal action set.
 
-    With ``-full`` behind the name it has all six actions (none, left, up, right, down, fire). There is no time limit
-    (``truncates`` is False); Freeway ends by itself after 2500 steps.
+    With ``-full`` behind the name it has all six actions (none, left, up, right, down, fire). There is no time
+    limit (``truncates`` is False); Freeway ends by itself after 2500 steps.
     """
 
     jitted = True

@@ -82,7 +82,7 @@ def _check_strict(
         elif not sides.holds():
             violated = k + 1
     checks.expect(STRICT, f"{delta}; M_1 = {violated} here, {reached[0]} by the gap")
-    return reached[0]
+    return int(reached[0])
 
 
 def _check_lowered(run: CheckedRun, checks: Checklist, sets: LimitSets, first: int | None) -> None:
@@ -98,7 +98,10 @@ def _check_lowered(run: CheckedRun, checks: Checklist, sets: LimitSets, first: i
     log_pi, sign, alpha = (x[chosen] for x in (before[taken], run.trace.sign[recorded], run.trace.alpha[recorded]))
     checks.expect(LOWERED, f"{int(chosen.sum())} such visits")
     checks.compare(
-        LOWERED, limits.lowered_enough(log_pi, sign, alpha), LOG_ROUNDING * np.abs(log_pi) + 1e-300, when[chosen] + 1
+        LOWERED,
+        limits.lowered_enough(log_pi, sign, alpha),
+        LOG_ROUNDING * np.abs(log_pi) + 1e-300,
+        when[chosen] + 1,
     )
 
 

@@ -1,13 +1,14 @@
 """The paper's statements about limits and events, in forms that a finite run can break.
 
 I-, I0 and I+ are the actions of a state whose limiting advantage is negative, zero and positive, and Delta is the
-least limiting advantage that is not 0, in size. By the convergence theorems the limit is V*, so that these sets are
-known, I+ is empty, and what the proofs do with I- can be followed along a run.
+least limiting advantage that is not 0, in size. By the convergence theorems the limit is V*, so that these sets
+are known, I+ is empty, and what the proofs do with I- can be followed along a run.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.special import gammaln
@@ -52,7 +53,8 @@ def limit_sets(limit: PolicyValues, tolerance: float = 0.0) -> LimitSets:
 def strict_advantages(advantage: Floats, sets: LimitSets) -> Sides:
     """Delta/4 <= -A on I- and Delta/4 <= A on I+, pair by pair: holds from some iteration M_1 on.
 
-    It does as soon as the gap V* - V is below 3/4 Delta at every state, since A <= A* + (V* - V); and V never falls.
+    It does as soon as the gap V* - V is below 3/4 Delta at every state, since A <= A* + (V* - V); and V never
+    falls.
 
     Args:
         advantage: (S, A) of the policy now.
@@ -61,7 +63,7 @@ def strict_advantages(advantage: Floats, sets: LimitSets) -> Sides:
     return Sides(np.full(len(rhs), sets.delta / 4), rhs)
 
 
-def lowered_enough(log_pi: Floats, sign: Ints, alpha: Floats) -> Sides:
+def lowered_enough(log_pi: Any, sign: Any, alpha: Any) -> Sides:
     """log 1/pi <= -sign alpha for updates (n,) of actions in I- after M_1: theta falls by at least log 1/pi.
 
     This makes pi(I-) -> 0 if such visits never end; on-policy it is what P(E1^c and E1,1) = 0 rests on.
@@ -119,8 +121,8 @@ def above_and_below(now: PolicyValues, limit: PolicyValues, tolerance: float = 0
 def raised_enough(alpha: Floats, visits: Ints, beta: float, zeta: float) -> Sides:
     """min{zeta log((N+1)/N), log 1/(1-beta)} <= alpha for updates (n,) with A > 0, the N-th of their pair.
 
-    The least that a visit adds to theta of an action in I+: infinitely many of them add up to infinity, which is what
-    P(E1^c and E1,2) = 0 rests on.
+    The least that a visit adds to theta of an action in I+: infinitely many of them add up to infinity, which is
+    what P(E1^c and E1,2) = 0 rests on.
     """
     return Sides(np.minimum(zeta * np.log1p(1 / visits), -np.log1p(-beta)), alpha)
 
@@ -128,9 +130,9 @@ def raised_enough(alpha: Floats, visits: Ints, beta: float, zeta: float) -> Side
 def ignored_bound(share: Floats, steps: Ints, form: Form = "repaired") -> Floats:
     """-log of the bound on the probability that no action of a set is picked in ``steps`` visits of a state.
 
-    ``share`` is r = sum over the set of exp(theta) / (\\|A\\| exp(theta_max)), at the first of these visits. The product
-    over m = 1..steps of 1 - r/(m+1+r) is the repaired one, of 1 - r/(m+1) the printed one. Both go to 0 as steps
-    grow, like steps to the power -r: so P(E4) = 0.
+    ``share`` is r = sum over the set of exp(theta) / (\\|A\\| exp(theta_max)), at the first of these visits. The
+    product over m = 1..steps of 1 - r/(m+1+r) is the repaired one, of 1 - r/(m+1) the printed one. Both go to 0
+    as steps grow, like steps to the power -r: so P(E4) = 0.
     """
     r, k = np.asarray(share, float), np.asarray(steps, float)
     if form == "printed":
@@ -141,8 +143,8 @@ def ignored_bound(share: Floats, steps: Ints, form: Form = "repaired") -> Floats
 def ignored(theta: Floats, action: Ints, which: int, form: Form = "repaired") -> tuple[Sides, Ints]:
     """Event E4 along one state's visits: every stretch in which an action is not picked, against its bound.
 
-    In each of the first K visits of such a stretch the chance was 1 - pi(a). The left side is -log of the bound, the
-    right one -log of the product of those chances.
+    In each of the first K visits of such a stretch the chance was 1 - pi(a). The left side is -log of the bound,
+    the right one -log of the product of those chances.
 
     Args:
         theta: (n + 1, A) of the allowed actions, before and after each of n visits (:func:`theta_rows`).
