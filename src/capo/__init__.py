@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from capo.errors import CapoError, CapoWarning
 
 if TYPE_CHECKING:
+    from capo.neural import ascent
     from capo.neural.algorithms.a2c import A2C
     from capo.neural.algorithms.ncapo import NCAPO
     from capo.neural.algorithms.offpac import OffPAC
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from capo.neural.algorithms.pqn import PQN
     from capo.neural.algorithms.rainbow import Rainbow
     from capo.neural.algorithms.registry import load
+    from capo.neural.ascent import coordinate_ascent
     from capo.neural.learners.behaviours import Mixture
     from capo.sweeps.sweep import sweep
     from capo.sweeps.tuning import tune
@@ -37,7 +39,9 @@ __all__ = [
     "Result",
     "StepSize",
     "__version__",
+    "ascent",
     "baselines",
+    "coordinate_ascent",
     "load",
     "mdps",
     "prove",
@@ -54,6 +58,7 @@ _PARTS = {
     "Mixture": "neural.learners.behaviours",
     "Result": "tabular.solver",
     "StepSize": "update",
+    "coordinate_ascent": "neural.ascent",
     "prove": "tabular.proof",
     "solve": "tabular.solver",
     "solve_many": "tabular.solver",
@@ -75,6 +80,8 @@ def _find(name: str) -> Any:
         return getattr(import_module(f"capo.{_PARTS[name]}"), name)
     if name in ("baselines", "mdps", "theory"):
         return import_module(f"capo.tabular.{name}")
+    if name == "ascent":
+        return import_module("capo.neural.ascent")
     if name == "load" or name[:1].isupper():
         from capo.neural.algorithms import registry
 

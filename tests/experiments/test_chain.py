@@ -12,6 +12,7 @@ import capo
 from capo.experiments import algorithm2 as a2
 from capo.experiments import chain
 from capo.experiments.common import read_csv
+from capo.neural import ascent
 from capo.tabular.theory import PolicyValues
 
 TABLE = a2.UpdateRule(policy="table")
@@ -66,8 +67,10 @@ def test_batch_target_is_the_closed_form():
     _, pi = random_policy(mdp)
     advantage = PolicyValues(mdp, np.log(pi)).advantage
     with jax.enable_x64(True):
-        target, visited = a2.capo_target(jax.numpy.log(pi), advantage, a2.live_pairs(mdp))
-        partial, only = a2.capo_target(jax.numpy.log(pi), advantage, np.array([5, 5, 7]))
+        log_pi = jax.numpy.log(pi)
+        chosen, few = (a2.pairs_chosen(log_pi, batch) for batch in (a2.live_pairs(mdp), np.array([5, 5, 7])))
+        target, partial = (ascent.target_distribution(log_pi, advantage, batch) for batch in (chosen, few))
+        visited, only = chosen.max(axis=1), few.max(axis=1)
     weights = np.where(advantage > 0, 1.0, pi**2)[1:-1]
     np.testing.assert_allclose(np.exp(target)[1:-1], weights / weights.sum(axis=1, keepdims=True), rtol=1e-10)
     assert visited.tolist() == [0.0, *[1.0] * 9, 0.0]

@@ -21,7 +21,7 @@ def folder(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grid, "METHODS", FEW)
         patch.setattr(grid, "SIZES", replace(grid.SIZES, iterations=500))
-        grid.run(out, quick=True, progress=False)
+        grid.run(out, quick=True, progress=False, part="random")
     return out
 
 
@@ -39,7 +39,7 @@ def test_the_large_mazes_are_run_at_one_rate_and_drawn_apart(tmp_path, monkeypat
     few = grid.mazes
     monkeypatch.setattr(grid, "mazes", lambda options, _: few(options, 2))
     monkeypatch.setattr(grid, "SIZES", replace(grid.SIZES, iterations=500, record_every=50))
-    grid.run(tmp_path, progress=False)
+    grid.run(tmp_path, progress=False, part="random")
     rates = [row["rate"] for row in read_csv(tmp_path / "table.csv") if row["method"] == "capo all"]
     assert rates == [*grid.RATES, grid.MAIN_RATE]
     assert grid.report(tmp_path).count("10 x 10") == 1
@@ -94,3 +94,27 @@ def test_report_and_figure_need_the_files_only(folder, tmp_path, monkeypatch):
     assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert path.stat().st_size > 30_000
     assert all((folder / name).stat().st_size < 300_000 for name in grid.DATA)
+
+
+def test_the_fixed_start_is_a_part_with_files_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(grid, "METHODS", {"capo all": FEW["capo all"]})
+    monkeypatch.setattr(grid, "FIXED_MAZES", {"step 5": grid.FIXED_MAZES["step 5"]})
+    monkeypatch.setattr(grid, "SIZES", replace(grid.SIZES, iterations=500, record_every=50))
+    grid.run(tmp_path, quick=True, progress=False, part="fixed")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "fixed_curves.csv",
+        "fixed_runs.csv",
+        "fixed_summary.json",
+        "fixed_table.csv",
+    ]
+    mdps = grid.mazes(grid.FIXED_MAZES["step 5"][1], 3)
+    assert all(mdp.start[0] == 1 for mdp in mdps)
+    row = next(row for row in read_csv(tmp_path / "fixed_table.csv") if row["method"] == "exact batch")
+    summary = json.loads((tmp_path / "fixed_summary.json").read_text())
+    # From the top left the goal is at least eight steps away: the return is at most 100 - 7.
+    assert row["final"] == pytest.approx(summary["optimum"]["step 5"])
+    assert summary["optimum"]["step 5"] <= 93
+    assert "start at (1, 1)" in grid.report(tmp_path)
+    assert [path.name for path in grid.draw(tmp_path, tmp_path)] == ["fixed_grid.png"]
+    with pytest.raises(capo.CapoError, match="part"):
+        grid.run(tmp_path, part="elsewhere")

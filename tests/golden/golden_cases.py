@@ -80,8 +80,12 @@ def agent_class(algorithm: str) -> Any:
 
 def tiny(algorithm: str, preset: str) -> dict[str, Any]:
     """The sizes of a case."""
-    clears = algorithm in ("ncapo", "offpac") and preset == "official"
-    return SIZES[algorithm] | ({"replay_clear_every": 3} if clears else {})
+    found = dict(SIZES[algorithm])
+    if algorithm in ("ncapo", "offpac") and preset == "official":
+        found["replay_clear_every"] = 3
+    if algorithm in ("ncapo", "offpac") and preset == "paper":  # a lambda below 1, and one of the actor's own
+        found |= {"retrace_lambda": 0.8, "actor_lambda": 0.5 if algorithm == "ncapo" else 1.0}
+    return found
 
 
 def trained(algorithm: str, preset: str, env: str, **more: Any) -> Compute:
@@ -436,7 +440,7 @@ def tabular_cases() -> Iterator[tuple[str, Compute]]:
 _SHORT = ("--frames", "2000", "--seeds", "2", "--games", "breakout")
 EXPERIMENTS: dict[str, tuple[str, ...]] = {
     "chain": ("chain",),
-    "grid": ("grid",),
+    "grid": ("grid", "--part", "random"),
     "bandit": ("bandit",),
     "rates": ("rates",),
     "noise, tabular": ("noise", "--part", "tabular"),

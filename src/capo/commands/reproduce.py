@@ -21,19 +21,29 @@ EXPERIMENTS = {
     "bandit": "variable and fixed steps, on- and off-policy (about 1.5 minutes)",
     "rates": "every algorithm's gap and its theorem's bound (about 3 minutes)",
     "chain": "CAPO and Off-PAC with true values on the chain (about 6 minutes)",
-    "grid": "CAPO, Off-PAC and PPO with true values in the maze (about 30 minutes)",
+    "grid": "CAPO, Off-PAC and PPO with true values in the maze (about 40 minutes)",
+    "directions": "steps of gradients and of CAPO beside the true gradient (about 3 minutes)",
+    "signs": "how often the critic has the sign right, and the score (about 10 minutes)",
     "noise": "wrong signs and sizes (5 minutes), noisy rewards on a game (hours, or a GPU)",
     "ablation": "what matters in NCAPO: the chain (minutes), a game (hours, or a GPU)",
     "minatar": "the main figure: five games, all algorithms (hours, or a GPU)",
 }
 # Options that only some experiments accept: name -> arguments of add_argument.
 _OWN_OPTIONS: dict[str, dict[str, Any]] = {
-    "part": {"metavar": "PART", "help": "noise: tabular or game; ablation: chain or game (default: both)"},
+    "part": {
+        "metavar": "PART",
+        "help": "noise: tabular or game; ablation: chain or game; grid: random or fixed (start); default: both",
+    },
     "games": {"nargs": "+", "metavar": "GAME", "help": "default: all five; in noise and ablation breakout"},
     "algos": {
         "nargs": "+",
         "metavar": "ALGO[:PRESET]",
         "help": "minatar: {algorithms}, with or without a preset; noise: ncapo, ncapo-sign, ppo (default: all)",
+    },
+    "settings": {
+        "metavar": "NAME",
+        "help": "minatar: best (default), paper (the paper's presets on its four games) or causes (one change at "
+        "a time of what may explain a difference)",
     },
     "variants": {
         "nargs": "+",
@@ -63,6 +73,7 @@ examples:
   capo reproduce minatar --quick --games breakout
   capo reproduce minatar --games breakout asterix --algos ncapo ppo --frames 1e6 --seeds 5
   capo reproduce minatar --algos ncapo:official ncapo:default ppo    two presets of one algorithm in one figure
+  capo reproduce minatar --settings paper    every curve of the paper's figure, with the paper's settings
   capo reproduce minatar --workers 3     three trainings at a time on one GPU
   capo reproduce minatar --on auto --gpus 0.33    on a Ray cluster, three trainings per GPU
   capo reproduce ablation --part chain   one part alone; the other one is --part game
@@ -74,7 +85,7 @@ tables and draws its figures from those files alone.
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the command."""
-    names = "\n".join(f"  {name:<8} {what}" for name, what in EXPERIMENTS.items())
+    names = "\n".join(f"  {name:<10} {what}" for name, what in EXPERIMENTS.items())
     parser = subparsers.add_parser(
         "reproduce",
         help="run an experiment of the paper: data, tables, figures",
@@ -96,7 +107,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="compute nothing: tables and figures from the data in --out, or else in results/EXPERIMENT",
     )
     own = parser.add_argument_group(
-        "minatar, noise and ablation", "Give the same command again to continue a training that was stopped."
+        "minatar, noise, ablation and grid", "Give the same command again to continue a training that was stopped."
     )
     for name, arguments in _OWN_OPTIONS.items():
         own.add_argument(f"--{name}", **arguments)

@@ -14,7 +14,7 @@ from capo.envs.atari import AtariEnv, is_atari
 from capo.envs.failures import describe_error
 from capo.envs.gymnasium import GymEnv, is_gymnasium_object
 from capo.envs.ids import check_consent, is_gymnasium_id, prepare_named_in_file, registry
-from capo.envs.minatar.games import NAMES, MinAtar
+from capo.envs.minatar.games import FULL_NAMES, NAMES, MinAtar
 from capo.envs.probes import PROBES
 from capo.envs.protocol import Env, EnvSpec, HostEnv, JittedEnv, is_jitted
 from capo.envs.small import SMALL
@@ -63,7 +63,7 @@ def make(env: Any) -> Env:
 
 def is_jitted_name(name: str) -> bool:
     """Whether the environment of this name runs inside jax; nothing is made or imported to find out."""
-    return name in NAMES or name in PROBES or name in SMALL or suites.suite_of_name(name) is not None
+    return name in (*NAMES, *FULL_NAMES, *PROBES, *SMALL) or suites.suite_of_name(name) is not None
 
 
 def is_factory(env: Any) -> bool:
@@ -89,7 +89,7 @@ def _from_factory(factory: Callable[[], Any]) -> Env:
 
 
 def _by_name(name: str) -> Env:
-    if name in NAMES:
+    if name in (*NAMES, *FULL_NAMES):
         return MinAtar(name)
     if name in PROBES:
         return PROBES[name]
@@ -102,7 +102,7 @@ def _by_name(name: str) -> Env:
     if is_gymnasium_id(name):
         return GymEnv(name)
     ids = sorted(registry())
-    near = difflib.get_close_matches(name, [*NAMES, *PROBES, *SMALL, *ids], n=3, cutoff=0.5)
+    near = difflib.get_close_matches(name, [*NAMES, *FULL_NAMES, *PROBES, *SMALL, *ids], n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
     others = "every Gymnasium id (module:id if a module registers it)" if ids else _NO_GYMNASIUM
     found = ", ".join(f"{suite}:..." for suite in suites.SUITES)

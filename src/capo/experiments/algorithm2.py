@@ -2,8 +2,9 @@
 
 The chain, the grid and the ablation use it. The batches are fixed beforehand (:func:`batches_from`), so that every
 method can be given the same ones. The advantages of the current policy come from one linear solve, so no method
-suffers from its critic. What is left to compare is the update: CAPO's target distribution, Off-PAC's weighted
-policy gradient, PPO's clipped surrogate. All three follow Adam on the same network, or on a table of theta.
+suffers from its critic. What is left to compare is the update: CAPO's (:mod:`capo.neural.ascent`), Off-PAC's
+weighted policy gradient, PPO's clipped surrogate. All three follow Adam on the same network, or on a table of
+theta.
 
 All runs (each with its own start, batches and, in the grid, maze) at all learning rates are one vmapped program.
 Parameters are float32; values and advantages are float64, because their signs matter.
@@ -23,11 +24,11 @@ import optax
 
 from capo.arrays import Array, PyTree
 from capo.experiments.common import Floats, Ints
-from capo.neural.algorithms.ncapo import actor_loss
+from capo.neural import ascent
 from capo.progress import Ticker
 from capo.tabular.engine import RELATIVE_SIGN_TOL, value_scale
 from capo.tabular.mdp import MDP
-from capo.update import LOG, StepSize, coordinate_update
+from capo.update import LOG, StepSize
 
 Params = PyTree  # {"theta"}, or {"hidden", "head"} with {"w", "b"} each
 Source = Literal["all", "cyclic", "cyclic replay", "walk replay"]
@@ -83,6 +84,11 @@ class UpdateRule:
     weight: Literal["q", "advantage"] = "q"
     steps: int = 1
     own_batches: int | None = None
+
+    @property
+    def ascent(self) -> ascent.AscentRule:
+        """The part of it that is CAPO's."""
+        return ascent.AscentRule(self.kl, self.step, self.by_advantage, self.steps)
 
 
 @dataclass(frozen=True)
@@ -149,44 +155,27 @@ def expected_return(mdp: StackedMDP, pi: Array, horizon: int) -> Array:
 
 def init(rule: UpdateRule, n_states: int, n_actions: int, rng: np.random.Generator) -> Params:
     """Initial parameters: uniform in +-1/sqrt(inputs), weights and biases alike; a table starts at 0."""
+    return _policy(rule, n_states, n_actions, rng).params
+
+
+def _policy(rule: UpdateRule, n_states: int, n_actions: int, rng: np.random.Generator) -> ascent.Policy:
     if rule.policy == "table":
-        return {"theta": np.zeros((n_states, n_actions), np.float32)}
-
-    def dense(inputs: int, outputs: int) -> Params:
-        bound = inputs**-0.5
-        weights = rng.uniform(-bound, bound, (inputs, outputs)).astype(np.float32)
-        return {"w": weights, "b": rng.uniform(-bound, bound, outputs).astype(np.float32)}
-
-    return {"hidden": dense(n_states, WIDTH), "head": dense(WIDTH, n_actions)}
+        return ascent.table_policy(n_states, n_actions)
+    return ascent.network_policy(n_states, n_actions, WIDTH, rng)
 
 
 def log_policy(params: Params) -> Array:
-    """(S, A) log-probabilities in all states, float64. One-hot states: the hidden layer's input is its rows."""
-    if "theta" in params:
-        logits = params["theta"]
-    else:
-        hidden = jax.nn.relu(params["hidden"]["w"] + params["hidden"]["b"])
-        logits = hidden @ params["head"]["w"] + params["head"]["b"]
-    return jax.nn.log_softmax(logits.astype(jnp.float64))
+    """(S, A) log-probabilities in all states, float64."""
+    logits = ascent.table_logits if "theta" in params else ascent.network_logits
+    return jax.nn.log_softmax(logits(params, slice(None)).astype(jnp.float64))
 
 
 # --- the three losses -----------------------------------------------------------------------------------------
 
 
-def capo_target(
-    log_pi: Array, advantage: Array, batch: Array, step: StepSize = LOG, by_advantage: bool = False
-) -> tuple[Array, Array]:
-    """CAPO's target distribution (S, A), in logarithms, and which states (S,) are in the batch.
-
-    The target is softmax(f + alpha sign(A)) on ``batch``, (n,) pairs as s * A + a; a repeated one counts once.
-    """
-    chosen = jnp.zeros(log_pi.size, log_pi.dtype).at[batch].set(1.0).reshape(log_pi.shape)
-    sign = jnp.sign(advantage) * chosen
-    alpha = step.alpha(log_pi, sign)
-    if by_advantage:
-        size = jnp.abs(advantage) * chosen
-        alpha = alpha * size * chosen.sum() / jnp.maximum(size.sum(), 1e-300)
-    return coordinate_update(log_pi, sign, alpha), chosen.max(axis=1)
+def pairs_chosen(log_pi: Array, batch: Array) -> Array:
+    """(S, A) 1 for the pairs of ``batch`` (n,), given as s * A + a; a repeated one counts once."""
+    return jnp.zeros(log_pi.size, log_pi.dtype).at[batch].set(1.0).reshape(log_pi.shape)
 
 
 def loss(rule: UpdateRule, params: Params, old: Array, values: ExactValues, batch: Array) -> Array:
@@ -196,8 +185,7 @@ def loss(rule: UpdateRule, params: Params, old: Array, values: ExactValues, batc
     """
     new = log_policy(params)
     if rule.method == "capo":
-        target, visited = capo_target(old, values.advantage, batch, rule.step, rule.by_advantage)
-        return jnp.sum(visited * actor_loss(new, target, rule.kl))
+        return ascent.ascent_loss(new, old, values.advantage, pairs_chosen(old, batch), rule.ascent)
     n_actions = old.shape[1]
     log_new, log_old = new.ravel()[batch], old.ravel()[batch]
     # Importance weights pi / b: b is uniform over the actions, or the policy itself.
@@ -274,7 +262,7 @@ def _train_one(
     rule: UpdateRule, sizes: RunSizes, mdp: StackedMDP, params: Params, batches: Array, key: Array, rate: Array
 ) -> Array:
     """One run at one learning rate: (points,) returns."""
-    adam = optax.scale_by_adam()
+    adam = optax.chain(optax.scale_by_adam(), optax.scale(-rate))
 
     def iteration(i: Array, carry: tuple[Params, Any]) -> tuple[Params, Any]:
         old = log_policy(carry[0])
@@ -286,13 +274,7 @@ def _train_one(
         else:
             batch = batches[jnp.minimum(i, batches.shape[0] - 1)]
 
-        def step(_: Array, carry: tuple[Params, Any]) -> tuple[Params, Any]:
-            params, state = carry
-            gradient = jax.grad(lambda p: loss(rule, p, old, values, batch))(params)
-            direction, state = adam.update(gradient, state)
-            return jax.tree.map(lambda p, d: p - rate * d, params, direction), state
-
-        return step(i, carry) if rule.steps == 1 else jax.lax.fori_loop(0, rule.steps, step, carry)
+        return ascent.descend(lambda p: loss(rule, p, old, values, batch), carry, adam, rule.steps)
 
     def measure(params: Params) -> Array:
         return expected_return(mdp, jnp.exp(log_policy(params)), sizes.horizon)

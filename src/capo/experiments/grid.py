@@ -3,7 +3,8 @@
 The paper shows it in its source's comments and on its poster, without settings. Here every method has the same
 network, optimiser, exact advantages and, where it can use them, the same batches; PPO is the clipped surrogate on
 those advantages, not the PPO that samples its own returns. Exact tabular CAPO is run too. Every run has its own
-maze.
+maze. The poster's task starts anywhere, the comment's at (1, 1): a part of the experiment each, with files of
+its own.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from capo.errors import unknown_name
 from capo.experiments import algorithm2, common
 from capo.experiments.common import SUMMARY, Floats, Groups, Row
 from capo.progress import show_progress
@@ -25,12 +27,18 @@ from capo.tabular.mdps import grid
 from capo.tabular.solver import Snapshot, solve
 
 DATA = ("curves.csv", "table.csv", "runs.csv", SUMMARY)
-OPTIONS = ()
+OPTIONS = ("part",)
+# The parts by where episodes start, and what the names of their files begin with.
+PARTS = {"random": "", "fixed": "fixed_"}
 MAZES: dict[str, tuple[str, dict[str, Any]]] = {
     "distance 5": ("5 x 5, minus the distance per step", {"size": 5, "distance_reward": True}),
     "step 5": ("5 x 5, -1 per step", {"size": 5}),
     "distance 10": ("10 x 10, minus the distance per step", {"size": 10, "distance_reward": True}),
     "step 10": ("10 x 10, -1 per step", {"size": 10}),
+}
+# The task of the comment in the paper's source.
+FIXED_MAZES: dict[str, tuple[str, dict[str, Any]]] = {
+    "step 5": ("5 x 5, -1 per step, start at (1, 1)", {"size": 5, "random_start": False}),
 }
 LARGE = ("distance 10", "step 10")  # ten times as slow: not in a quick run, and at one learning rate only
 _OFFPAC = {"method": "offpac", "weight": "advantage"}
@@ -67,18 +75,35 @@ def mazes(options: dict[str, Any], runs: int) -> list[MDP]:
     return [grid(**options, wall="horizontal" if k % 2 else "vertical", seed=k) for k in range(runs)]
 
 
-def run(out: Path, quick: bool = False, progress: bool = True) -> None:
-    """Compute everything and write curves.csv, table.csv, runs.csv and summary.json into ``out``."""
+def run(out: Path, quick: bool = False, progress: bool = True, part: str | None = None) -> None:
+    """Compute a part, or both, and write its curves.csv, table.csv, runs.csv and summary.json into ``out``."""
+    if part is not None and part not in PARTS:
+        raise unknown_name("part", part, PARTS)
+    for name in PARTS if part is None else (part,):
+        _run_part(out, name, quick, progress)
+
+
+def _mazes_of(part: str, quick: bool) -> dict[str, tuple[str, dict[str, Any]]]:
+    if part == "fixed":
+        return FIXED_MAZES
+    return {name: maze for name, maze in MAZES.items() if not (quick and name in LARGE)}
+
+
+def _titles(part: str) -> dict[str, str]:
+    return {name: title for name, (title, _) in _mazes_of(part, quick=False).items()}
+
+
+def _run_part(out: Path, part: str, quick: bool, progress: bool) -> None:
     runs = 5 if quick else 30
-    swept = (MAIN_RATE, 1e-2) if quick else RATES
-    chosen = {name: maze for name, maze in MAZES.items() if not (quick and name in LARGE)}
+    swept = (MAIN_RATE,) if part == "fixed" else (MAIN_RATE, 1e-2) if quick else RATES
+    chosen = _mazes_of(part, quick)
     cases = {
         name: (mazes(options, runs), (MAIN_RATE,) if name in LARGE else swept)
         for name, (_, options) in chosen.items()
     }
     ticker = show_progress(progress)
     found: dict[str, list[tuple[str, float, Floats]]] = {name: [] for name in cases}
-    for name, method, rate, returns in algorithm2.run_methods("grid", cases, METHODS, SIZES, ticker):
+    for name, method, rate, returns in algorithm2.run_methods(f"grid ({part})", cases, METHODS, SIZES, ticker):
         found[name].append((method, rate, returns))
     curves: list[Row] = []
     table: list[Row] = []
@@ -100,6 +125,7 @@ def run(out: Path, quick: bool = False, progress: bool = True) -> None:
     summary = {
         "experiment": "grid",
         "quick": quick,
+        "start": "uniformly over the free cells" if part == "random" else "at (1, 1), the top left",
         "mazes": {name: title for name, (title, _) in chosen.items()},
         "gamma": grid().gamma,
         "runs": runs,
@@ -120,7 +146,14 @@ def run(out: Path, quick: bool = False, progress: bool = True) -> None:
         "spread": "low and high are the 10 % and 90 % quantiles over runs",
         "poster": POSTER,
     }
-    common.write_data(out, summary, curves=curves, table=table, runs=ends)
+    front = PARTS[part]
+    tables = {f"{front}curves": curves, f"{front}table": table, f"{front}runs": ends}
+    common.write_data(out, summary, f"{front}{SUMMARY}", **tables)
+
+
+def _parts_in(folder: Path) -> list[str]:
+    """The parts that a folder has data of."""
+    return [part for part, front in PARTS.items() if (folder / f"{front}{SUMMARY}").exists()]
 
 
 def _exact(rule: str, mdps: Sequence[MDP]) -> Floats:
@@ -158,14 +191,19 @@ def _summary(returns: Floats, optimum: Floats) -> Row:
 
 def report(folder: Path) -> str:
     """The tables, from the files in ``folder``."""
-    summary = common.read_json(folder / SUMMARY)
-    table = common.read_csv(folder / "table.csv")
+    return "\n\n".join(text for part in _parts_in(folder) or ["random"] for text in _report_part(folder, part))
+
+
+def _report_part(folder: Path, part: str) -> list[str]:
+    summary = common.read_json(folder / f"{PARTS[part]}{SUMMARY}")
+    table = common.read_csv(folder / f"{PARTS[part]}table.csv")
     parts = common.quick_note(summary["quick"], "runs, rates and mazes")
+    titles = _titles(part)
     for name in summary["mazes"]:
         rows = [_report_row(row, summary) for row in table if row["maze"] == name and _is_main(row)]
         parts.append(
             common.text_table(
-                f"{MAZES[name][0]}: mean return after so many iterations, {summary['runs']} runs, "
+                f"{titles[name]}: mean return after so many iterations, {summary['runs']} runs, "
                 f"Adam {MAIN_RATE:g}; the optimum is {summary['optimum'][name]:.1f}",
                 ["", "0.05k", "0.1k", "0.2k", "0.5k", "1k", "worst tenth", "near", "median first"],
                 rows,
@@ -178,8 +216,7 @@ def report(folder: Path) -> str:
         "which they first get there.\n"
         f"Poster, after 1000 iterations (its maze and settings are not given): {poster}."
     )
-    parts.append(_rates_table(table, summary))
-    return "\n\n".join(parts)
+    return [*parts, _rates_table(table, summary, titles)] if len(summary["rates"]) > 1 else parts
 
 
 def _is_main(row: Row) -> bool:
@@ -192,12 +229,12 @@ def _report_row(row: Row, summary: Row) -> list[str]:
     return [TITLES[row["method"]], *means, near, common.count(row["median_first"])]
 
 
-def _rates_table(table: list[Row], summary: Row) -> str:
+def _rates_table(table: list[Row], summary: Row, titles: dict[str, str]) -> str:
     found = {(row["maze"], row["method"], row["rate"]): row for row in table}
     swept = [name for name in summary["mazes"] if name not in LARGE]
     columns = [(name, rate) for name in swept for rate in summary["rates"]]
     return common.text_table(
-        "Mean return at the end, by learning rate; mazes: " + " | ".join(MAZES[name][0] for name in swept),
+        "Mean return at the end, by learning rate; mazes: " + " | ".join(titles[name] for name in swept),
         ["", *(f"{rate:g}" for _, rate in columns)],
         [[TITLES[m], *(f"{found[name, m, rate]['final']:.1f}" for name, rate in columns)] for m in METHODS],
     )
@@ -226,13 +263,18 @@ _ROWS: dict[str, dict[str, tuple[str, str, str]]] = {
 
 
 def draw(folder: Path, out: Path) -> list[Path]:
-    """grid.png (5 x 5) and grid10.png (10 x 10, where there are such runs), from the files in ``folder``."""
-    summary = common.read_json(folder / SUMMARY)
-    curves = common.read_groups(folder / "curves.csv", "maze", "method")
-    small = [name for name in summary["mazes"] if name not in LARGE]
-    large = [name for name in summary["mazes"] if name in LARGE]
-    drawn = [_draw_mazes(out / "grid.png", small, curves, summary, last=600)]
-    return drawn + ([_draw_mazes(out / "grid10.png", large, curves, summary, last=1000)] if large else [])
+    """grid.png (5 x 5), grid10.png (10 x 10) and fixed_grid.png, of what there is in ``folder``."""
+    drawn = []
+    for part in _parts_in(folder) or ["random"]:
+        front = PARTS[part]
+        summary = common.read_json(folder / f"{front}{SUMMARY}")
+        curves = common.read_groups(folder / f"{front}curves.csv", "maze", "method")
+        small = [name for name in summary["mazes"] if name not in LARGE]
+        large = [name for name in summary["mazes"] if name in LARGE]
+        summary["titles"] = _titles(part)
+        drawn.append(_draw_mazes(out / f"{front}grid.png", small, curves, summary, last=600))
+        drawn += [_draw_mazes(out / f"{front}grid10.png", large, curves, summary, last=1000)] if large else []
+    return drawn
 
 
 def _draw_mazes(path: Path, names: Sequence[str], curves: Groups, summary: Row, last: int) -> Path:
@@ -248,7 +290,7 @@ def _draw_mazes(path: Path, names: Sequence[str], curves: Groups, summary: Row, 
                 axis.axhline(optimum, color=figures.MUTED, lw=0.8)
                 span = optimum - first
                 axis.set(xlim=(0, last), ylim=(optimum - 0.8 * span, optimum + 0.04 * span))
-                axis.set_title(f"{MAZES[name][0]}: {source}")
+                axis.set_title(f"{summary['titles'][name]}: {source}")
             axis_row[0].set_ylabel("return of the policy")
         for axis in axes[-1]:
             axis.set_xlabel("iterations")

@@ -1,20 +1,21 @@
 """The main figure: every algorithm on the five MinAtar games, many seeds, the paper's curves beside ours.
 
 Every (game, algorithm, preset) is one training (:mod:`capo.experiments.training`) with one results file
-``<game>-<algorithm>-<preset>.json``. Tables and figures come from those files alone.
+``<game>-<algorithm>-<preset>.json``. Tables and figures come from those files alone: one figure of the best
+settings, one of the paper's own (:mod:`capo.experiments.paper_figure`).
 """
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from capo.envs.minatar.games import GAMES
 from capo.errors import CapoError
-from capo.experiments import results, training
+from capo.experiments import paper_figure, results, training
 from capo.experiments.common import teller, text_table
 from capo.experiments.training import QUICK, Job, Plan, environment
 from capo.neural.algorithms import registry
@@ -23,7 +24,8 @@ from capo.report.series import Kind, kind_names
 from capo.runs.records import Curve, Record, covered
 
 DATA = ("*-*.json",)
-OPTIONS = (*training.OPTIONS, "algos")
+OPTIONS = (*training.OPTIONS, "algos", "settings")
+SETTINGS = ("best", "paper", "causes")
 # Of the presets of one algorithm: share of black in its colour, and a marker. Dashed curves are the paper's.
 STYLES = ((0.0, ""), (0.5, "o"), (0.25, "^"), (0.7, "s"))
 PAPER = "the paper's, in the algorithm's colour"
@@ -37,6 +39,7 @@ def run(
     *,
     games: Sequence[str] | None = None,
     algos: Sequence[str] | None = None,
+    settings: str = "best",
     workers: int | None = None,
     on: str | None = None,
     gpus: float | None = None,
@@ -46,16 +49,26 @@ def run(
 
     Args:
         algos: each ``ALGORITHM`` or ``ALGORITHM:PRESET``; all registered algorithms if none is given.
+        settings: best; paper: the paper's presets on its four games; causes: one change of them at a time.
         workers, on, gpus: see :class:`training.Where`.
         **sizes: frames, seeds, and the preset of the algorithms that name none.
     """
     plan = (QUICK if quick else Plan()).with_options(**sizes)
+    training.known("settings", settings, SETTINGS)
+    if settings != "best" and (sizes.get("preset") or (settings == "causes" and algos)):
+        raise CapoError(f"--settings {settings} says which presets and algorithms: leave --preset and --algos out")
+    if settings == "paper":
+        games, algos = games or paper_figure.GAMES, algos or [":".join(kind) for kind in paper_figure.KINDS]
     chosen, kinds = training.choose_games(games), training.choose_kinds(algos, plan)
-    jobs = [
-        Job(out, "minatar", game, name, replace(plan, preset=own), title=f"{name} ({own})")
-        for game in chosen
-        for name, own in kinds
-    ]
+    jobs = (
+        paper_figure.cause_jobs(out, games, plan)
+        if settings == "causes"
+        else [
+            Job(out, "minatar", game, name, replace(plan, preset=own), title=f"{name} ({own})")
+            for game in chosen
+            for name, own in kinds
+        ]
+    )
     training.train_all(jobs, teller("minatar", progress), progress, training.place(on, workers, gpus))
 
 
@@ -86,6 +99,16 @@ class Found:
         return {kind: self.records[game, kind] for kind in self.names if (game, kind) in self.records}
 
 
+def _kinds_in(folder: Path) -> dict[Path, tuple[str, Kind]]:
+    """The results files of algorithms and presets, by their names; not those of causes or other experiments."""
+    found = {}
+    for file in sorted(folder.glob("*-*-*.json")):
+        game, algorithm, preset = file.stem.split("-", 2)
+        if game in GAMES and algorithm in registry.ROWS and "-" not in preset:
+            found[file] = game, (algorithm, preset)
+    return found
+
+
 def read(folder: Path) -> Found:
     """Every readable results file.
 
@@ -94,10 +117,7 @@ def read(folder: Path) -> Found:
     """
     records: dict[tuple[str, Kind], Record] = {}
     notes: list[str] = []
-    for file in sorted(folder.glob("*-*-*.json")):
-        game, algorithm, preset = file.stem.split("-", 2)
-        if game not in GAMES or algorithm not in registry.ROWS or "-" in preset:
-            continue  # a file of something else, such as the noise experiment's
+    for file, (game, (algorithm, preset)) in _kinds_in(folder).items():
         record = results.read_noting(file, notes)
         if record is None:
             continue
@@ -110,7 +130,7 @@ def read(folder: Path) -> Found:
     if not records:
         detail = "; ".join(notes) or "no results files"
         raise CapoError(f"{folder}: there is no finished seed ({detail}); run without --draw-only first")
-    found = Found(records, kind_names(kind for _, kind in records), notes)
+    found = Found(records, _names(records), notes)
     gaps = [
         f"{name} on {game}"
         for game in found.games
@@ -123,13 +143,26 @@ def read(folder: Path) -> Found:
     return found
 
 
+def _names(records: Mapping[tuple[str, Kind], Record]) -> dict[Kind, str]:
+    """What each (algorithm, preset) is called; one whose settings are not those of the preset now says so."""
+    names = kind_names(kind for _, kind in records)
+    earlier = {kind for (_, kind), record in records.items() if training.settings_changed(record)}
+    return {kind: f"{name}, earlier settings" if kind in earlier else name for kind, name in names.items()}
+
+
 def report(folder: Path) -> str:
     """The final tables, from the files in ``folder``."""
+    causes = [table] if (table := paper_figure.causes_table(folder)) else []
+    if causes and not _kinds_in(folder):
+        return causes[0]
     found = read(folder)
     parts = [QUICK_NOTE] if any(record.quick for record in found.records.values()) else []
     if len(found.games) > 1:
         parts.append(_overview(found))
-    return "\n\n".join([*parts, *(_game_table(found, game) for game in found.games), _closing(found)])
+    parts += [_game_table(found, game) for game in found.games]
+    if any(preset in paper_figure.PRESETS for _, preset in found.names):
+        parts.append(paper_figure.verdict_table(found.records))
+    return "\n\n".join([*parts, *causes, _closing(found)])
 
 
 def _game_table(found: Found, game: str) -> str:
@@ -168,11 +201,20 @@ def _closing(found: Found) -> str:
     lines.append(results.INTERVALS + results.TOO_FEW)
     machines = dict.fromkeys(dict(wording.facts(record)).get("hardware", "") for record in found.records.values())
     lines += [f"Trained on: {machine}." for machine in machines if machine]
+    lines += _precisions(found)
     spans = [span for record in found.records.values() for span in record.spans]
     together, apart = covered(spans), sum(end - begin for begin, end in spans)
     aside = f"; trainings that overlap count once ({wording.duration(apart)} one after another)"
     lines.append(f"Trained in {wording.duration(together)}{aside if together < apart else ''}.")
     return "\n".join([*lines, *(f"Note: {note}" for note in found.notes)])
+
+
+def _precisions(found: Found) -> list[str]:
+    """Which records have which matrix products, and which do not say."""
+    by_text: dict[str, dict[str, None]] = {}
+    for (_, kind), record in found.records.items():
+        by_text.setdefault(str(record.made_by.get("precision") or "not recorded"), {})[found.names[kind]] = None
+    return [f"Matrix products: {text} ({', '.join(names)})." for text, names in by_text.items()]
 
 
 def _overview(found: Found) -> str:
@@ -190,10 +232,21 @@ def _overview(found: Found) -> str:
 
 
 def draw(folder: Path, out: Path) -> list[Path]:
-    """minatar.png from the files in ``folder``: mean and 0.5 std as in the paper, and interquartile mean."""
+    """minatar.png and, of the paper's presets, paper_settings.png: mean and 0.5 std, and interquartile mean."""
+    if not _kinds_in(folder):
+        return []  # causes alone have a table
     found = read(folder)
+    drawn = []
+    for name, of_paper in (("minatar.png", False), ("paper_settings.png", True)):
+        kinds = {kind: text for kind, text in found.names.items() if (kind[1] in paper_figure.PRESETS) == of_paper}
+        records = {key: record for key, record in found.records.items() if key[1] in kinds}
+        if records:
+            drawn.append(_draw_figure(out / name, Found(records, kinds, found.notes)))
+    return drawn
+
+
+def _draw_figure(path: Path, found: Found) -> Path:
     games, styles = found.games, _styles(found.names)
-    path = out / "minatar.png"
     width = max(3.1 * len(games), 6.2)
     shared = {"squeeze": False, "sharex": "col", "sharey": "col"}
     with figures.figure(path, 2, len(games), (width, 6.4), **shared) as (drawing, axes):
@@ -213,7 +266,7 @@ def draw(folder: Path, out: Path) -> list[Path]:
         axes[0, 0].set_ylabel("mean ± 0.5 std")
         axes[1, 0].set_ylabel("interquartile mean, 95 % interval")
         _legend(drawing, axes, list(found.names.values()), width)
-    return [path]
+    return path
 
 
 def _styles(names: Iterable[Kind]) -> dict[Kind, dict[str, Any]]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from capo.envs.minatar.games import GAMES
+from capo.envs.minatar.games import FULL, GAMES
 from capo.errors import CapoError, unknown_name
 from capo.experiments import results
 from capo.experiments.common import Row, Say, content_of, split_names, teller
@@ -24,7 +24,7 @@ from capo.report import statistics, wording
 from capo.report.series import Kind
 from capo.runs.layout import CONFIG, EVALUATION, is_run
 from capo.runs.reader import Unreadable, read_config, read_json, read_metrics
-from capo.runs.records import FORMAT, read_result, read_run
+from capo.runs.records import FORMAT, Record, read_result, read_run
 from capo.sweeps import jobs as sweeps
 from capo.sweeps.board import Board
 from capo.sweeps.engine import choose as choose_engine
@@ -131,6 +131,7 @@ class Job:
         title: for tables, figures and messages.
         settings: that replace the preset's.
         reward_noise: standard deviation of Gaussian noise on every training reward; evaluations have none.
+        full_actions: all six actions of MinAtar instead of the game's minimal set.
     """
 
     out: Path
@@ -142,11 +143,12 @@ class Job:
     title: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
     reward_noise: float = 0.0
+    full_actions: bool = False
 
     @property
     def env(self) -> str:
         """The name of the environment, without noise."""
-        return environment(self.game)
+        return environment(self.game) + (FULL if self.full_actions else "")
 
     @property
     def preset(self) -> str:
@@ -331,6 +333,16 @@ def _thin(frames: Any, returns: Any) -> dict[str, list[Any]]:
 def _differences(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
     """What is not as wanted, in words."""
     return [f"{key} {found.get(key)!r}, not {value!r}" for key, value in wanted.items() if found.get(key) != value]
+
+
+def settings_changed(record: Record) -> list[str]:
+    """How the settings of a record differ from what its preset has now, in words; the horizon is the plan's."""
+    row = registry.ROWS.get(record.algorithm)
+    if row is None or record.preset not in row.settings.PRESETS or not record.settings:
+        return []
+    now = row.settings.preset(record.preset, record.env).to_dict()
+    del now["horizon"]
+    return _differences(now, registry.all_settings(record.algorithm, record.settings))
 
 
 def _refuse(what: str, differences: Sequence[str]) -> None:

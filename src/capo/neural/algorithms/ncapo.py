@@ -119,8 +119,8 @@ _PAPER = NCAPOConfig(
     gradient_steps=30,  # table
     replay_rollouts=6400,  # table; read as rollouts, which is what the replay holds
     gamma=0.99,  # table
-    retrace_lambda=0.8,  # open: with half of it for the actor the best in Asterix (results/tuning)
-    actor_lambda=0.5,  # open
+    retrace_lambda=1.0,  # text: Retrace as such, without a factor; authors: 1
+    actor_lambda=1.0,  # pseudo-code: one Q_retrace for critic and actor
     learning_rate=5e-4,  # table
     learning_rate_schedule="linear",  # authors
     optimiser="adam",  # open
@@ -140,6 +140,7 @@ _PAPER = NCAPOConfig(
     entropy=0.0,  # table
     tau_q=0.05,  # table
     tau_policy=1.0,  # table
+    precision="float32",  # text: trained on a CPU
 )
 
 # The authors' released program, where it differs from the paper.
@@ -161,6 +162,7 @@ _OFFICIAL = replace(
     actor_every=2,  # ... plus 30 actor steps every second iteration
     replay_clear_every=50,
     alpha_bonus=0.1,
+    precision="auto",
 )
 
 # Chosen on MinAtar (results/tuning): LayerNorm, a shared trunk, |A| as a weight (normalised, or the critic's

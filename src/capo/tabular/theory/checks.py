@@ -73,7 +73,7 @@ def _check_step_sizes(run: CheckedRun, checks: Checklist) -> None:
     """Recorded step sizes against :meth:`StepSize.alpha`, counts recounted from the trace."""
     step = run.stepsize.with_defaults(run.mdp.max_actions)
     trace = run.trace
-    before, counts, taken = _before(trace)
+    before, counts, taken = rows_before(trace)
     recorded = ... if trace.single else taken
     log_pi, sign, alpha = before[taken], trace.sign[recorded], trace.alpha[recorded]
     expected = np.asarray(step.alpha(log_pi, sign, counts))
@@ -95,7 +95,7 @@ def _check_step_sizes(run: CheckedRun, checks: Checklist) -> None:
 def _check_arithmetic(run: CheckedRun, checks: Checklist) -> None:
     """Recorded policies against :func:`capo.update.coordinate_update` of the ones before, every traced update."""
     trace = run.trace
-    before, _, taken = _before(trace)
+    before, _, taken = rows_before(trace)
     if trace.single:
         sign, alpha = np.zeros(before.shape, np.int8), np.zeros(before.shape)
         sign[taken], alpha[taken] = trace.sign, trace.alpha
@@ -109,7 +109,7 @@ def _check_arithmetic(run: CheckedRun, checks: Checklist) -> None:
     checks.compare(ARITHMETIC, Sides(after, expected, "="), allowed, np.broadcast_to(when, after.shape))
 
 
-def _before(trace: Trace) -> tuple[Floats, Ints, tuple[Ints, ...]]:
+def rows_before(trace: Trace) -> tuple[Floats, Ints, tuple[Ints, ...]]:
     """Log-rows before each update, the visits of each updated pair so far, and its index in the rows.
 
     Single coordinates: (T, A) and (T,); otherwise (T, S, A) and one entry per updated pair.

@@ -29,6 +29,7 @@ from capo.tabular.theory.checks import (
     not_on_policy_step,
 )
 from capo.tabular.theory.lemmas import FORMS, PolicyValues, Sides
+from capo.tabular.theory.limit_checks import check_events, check_limits
 from capo.tabular.theory.modified import certify_modified
 from capo.tabular.theory.rates import Rate
 from capo.update import coordinate_update, log_normalise
@@ -82,6 +83,8 @@ def _certify_capo(run: CheckedRun, checks: Checklist) -> None:
     check_batch(run, checks, values)
     check_randomized(run, checks)
     check_on_policy(run, checks)
+    check_limits(run, checks, values)
+    check_events(run, checks)
 
 
 def _certify_without_trace(run: CheckedRun, checks: Checklist) -> None:
