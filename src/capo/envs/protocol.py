@@ -105,7 +105,11 @@ class WatchableEnv(NamedTuple):
 
 
 class HostEnv(Protocol):
-    """An environment that is stepped outside jax, with discrete actions."""
+    """An environment that is stepped outside jax, with discrete actions.
+
+    Optional, for observations of several parts: ``batched(observation)`` adds the batch axis to every part of a raw
+    one and says whether it was missing; ``drawable(observation)`` is an array to look at.
+    """
 
     name: str  # in logs and files
     n_actions: int  # the networks count them from 0; of all factors together, if actions have factors
