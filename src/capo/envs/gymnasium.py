@@ -55,7 +55,7 @@ class GymEnv:
         action_space = one.single_action_space if self._vector else one.action_space
         spec = getattr(one, "spec", None)
         self.name: str = env if isinstance(env, str) else spec.id if spec else type(env.unwrapped).__name__
-        source = find_source(one, self._vector)
+        source = find_source(one, self._vector, owned=isinstance(env, str))
         if isinstance(env, str):
             one.close()
         if self._vector:
