@@ -130,9 +130,8 @@ def _entry(method: str, infos: Any, i: int) -> Any:
 def find_source(env: Any, vector: bool, owned: bool = False) -> Source | None:
     """Where a Gymnasium environment or vector environment says which actions are allowed, if it does.
 
-    One environment is reset to look into its info: a copy where there can be one, unless ``owned`` says that this one
-    was made to be looked at. An environment that fails here has no masks: it will fail again, and be reported, when
-    it is used.
+    One environment is reset to look into its info: a copy where there can be one, unless this one is ``owned``.
+    An environment that fails here has no masks: it will fail again, and be reported, when it is used.
     """
     with contextlib.suppress(Exception):  # whatever a user's environment raises
         if not vector:
