@@ -29,8 +29,8 @@ EPISODES = 100
 class WithoutMask(gymnasium.Wrapper[Any, Any, Any, Any]):
     """The environment without ``info["action_mask"]``."""
 
-    def reset(self, **options: Any) -> Any:
-        observation, info = self.env.reset(**options)
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        observation, info = self.env.reset(seed=seed, options=options)
         return observation, self._without(info)
 
     def step(self, action: Any) -> Any:

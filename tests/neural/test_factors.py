@@ -28,7 +28,7 @@ BEST = [(0, 2), (1, 0)]
 
 REPLAY = {"n_envs": 8, "rollout_length": 4, "batch_size": 16, "gradient_steps": 4, "width": 16}
 SETTINGS = {
-    "NCAPO": REPLAY | {"replay_rollouts": 256, "learning_rate": 5e-3},
+    "NCAPO": REPLAY | {"replay_rollouts": 256, "learning_rate": 5e-3, "kl": "target-to-policy"},
     "OffPAC": REPLAY | {"replay_rollouts": 256, "learning_rate": 5e-3},
     "A2C": {"n_envs": 8, "rollout_length": 4, "width": 16, "learning_rate": 5e-3, "optimiser": "adam"},
     "PPO": {"n_envs": 8, "rollout_length": 8, "batch_size": 32, "epochs": 4, "width": 16, "learning_rate": 1e-2},

@@ -56,7 +56,7 @@ class GymEnv:
         observation_space = getattr(one, "single_observation_space", one.observation_space)
         action_space = getattr(one, "single_action_space", one.action_space)
         self.name: str = env if isinstance(env, str) else _name(one)
-        source = find_source(one, self._vector)
+        source = find_source(one, self._vector, owned=self.reopens)
         if self._vector and not is_sb3_vector(one):
             check_vector_source(self.name, source, autoreset_mode(one))
         if self.reopens:

@@ -25,8 +25,10 @@ Source = Literal["info", "method"]
 
 
 class Steppable:
-    """A jitted environment as a learner steps it: two functions, observations packed with the action mask if there
-    is one, and actions counted from the first coordinate if they have factors."""
+    """A jitted environment as a learner steps it; two functions are all it has.
+
+    Observations are packed with the action mask, if there is one; actions are coordinates, if they have factors.
+    """
 
     def __init__(self, env: Any) -> None:
         self._env, self._spec = env, EnvSpec(env)
@@ -121,39 +123,39 @@ def _entry(method: str, infos: Any, i: int) -> Any:
         known = infos.get(f"_{MASK}")
         if MASK in infos and (known is None or known[i]):
             return infos[MASK][i]
-    elif infos[i] is not None and MASK in infos[i]:
+    elif infos is not None and infos[i] is not None and MASK in infos[i]:
         return infos[i][MASK]
     raise EnvironmentFailed(f"its {method} returned no info[{MASK!r}] for copy {i}, as its first reset did")
 
 
-def find_source(env: Any, vector: bool) -> Source | None:
+def find_source(env: Any, vector: bool, owned: bool = False) -> Source | None:
     """Where a Gymnasium environment or vector environment says which actions are allowed, if it does.
 
-    One environment is reset to look into its info; a copy where there can be one. An environment that fails here
-    has no masks: it will fail again, and be reported, when it is used.
+    One environment is reset to look into its info: a copy where there can be one, unless this one is ``owned``.
+    An environment that fails here has no masks: it will fail again, and be reported, when it is used.
     """
     with contextlib.suppress(Exception):  # whatever a user's environment raises
         if not vector:
-            return _look(env)
+            return _look(env, owned)
         if hasattr(env, "env_method"):  # Stable-Baselines3's
             return "method" if all(env.has_attr(METHOD)) else None
         inside = env.unwrapped
         if getattr(inside, "envs", None):
-            return _look(inside.envs[0])
+            return _look(inside.envs[0], owned=False)
         if not hasattr(inside, "env_fns"):
             return "info" if MASK in env.reset(seed=0)[1] else None
         one = inside.env_fns[0]()  # the others are in processes, which a failing call would end
         with contextlib.closing(one):
-            return _look(one)
+            return _look(one, owned=True)
     return None
 
 
-def _look(env: Any) -> Source | None:
+def _look(env: Any, owned: bool) -> Source | None:
     """:func:`find_source` of a single environment."""
     if _has_method(env):
         return "method"
     with contextlib.suppress(Exception):  # whatever a user's environment raises when it is copied
-        env = copy.deepcopy(env)
+        env = env if owned else copy.deepcopy(env)
     return "info" if MASK in env.reset(seed=0)[1] else None
 
 

@@ -107,8 +107,8 @@ class WatchableEnv(NamedTuple):
 class HostEnv(Protocol):
     """An environment that is stepped outside jax, with discrete actions.
 
-    Optional, for observations of several parts: ``batched(observation)`` adds the batch axis to every part of a raw
-    one and says whether it was missing; ``drawable(observation)`` is an array to look at.
+    Optional, for observations of several parts: ``batched(observation)`` adds the batch axis to every part of a
+    raw one and says whether it was missing; ``drawable(observation)`` is an array to look at.
     """
 
     name: str  # in logs and files

@@ -240,11 +240,19 @@ class Learner(ABC):
             (
                 f"{self.env.name}: {seeds}, {rollouts} x {config.rollout_length} steps = "
                 f"{self.frames_per_iteration} frames per iteration per seed{spread}",
+                *self._describe_actions(),
                 learning,
                 f"network: {self.network.describe()}, {self.n_parameters:,} parameters",
                 *more,
             )
         )
+
+    def _describe_actions(self) -> list[str]:
+        """One line if actions are masked or have factors."""
+        factors = self.spec.factors
+        told = [f"{len(factors)} factors with {self.spec.n_actions} choices in all"] if factors else []
+        told += ["those that the environment's mask allows"] if self.spec.masked else []
+        return [f"actions: {', '.join(told)}"] if told else []
 
     @property
     def network(self) -> NetworkSpec:
