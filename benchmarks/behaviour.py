@@ -12,7 +12,7 @@ On each environment there are four trainings of the same length, with the preset
 - ``ppo``: PPO as it comes, which can't learn from others' actions.
 
 All are evaluated without exploration, at the end and during training. A JSON file is written per environment, with
-the returns of the two behaviours beside what was learned from them.
+the returns of the two behaviours beside what was learned from them. The table for the docs is printed.
 """
 
 from __future__ import annotations
@@ -39,6 +39,12 @@ POINTS = 10  # evaluations during a training
 # Frames of the trainings and of the mediocre behaviour, and the presets of NCAPO and PPO.
 TASKS: dict[str, dict[str, Any]] = {
     "CartPole-v1": {"frames": 30_000, "behaviour_frames": 12_000, "ncapo": "default", "ppo": "default"},
+    "FrozenLake-v1,is_slippery=false": {
+        "frames": 30_000,
+        "behaviour_frames": 10_000,
+        "ncapo": "default",
+        "ppo": "default",
+    },
     "minatar-breakout": {"frames": 300_000, "behaviour_frames": 100_000, "ncapo": "cpu", "ppo": "default"},
 }
 ARMS = {
@@ -123,6 +129,24 @@ def draw(out: Path) -> None:
     print(f"wrote {out}")
 
 
+def table() -> str:
+    """The final returns as a table in Markdown: mean over seeds, and the lowest and highest seed."""
+    learned = "random actions | NCAPO from them | mediocre policy | NCAPO from it | NCAPO | PPO"
+    lines = [f"| environment | frames | {learned} |", "|---" * 8 + "|"]
+    for path in sorted(OUT.glob("*.json")):
+        one = json.loads(path.read_text())
+        behaviours = {name: f"{value:.3g}" for name, value in one["behaviour_returns"].items()}
+        scores = {}
+        for name, arm in one["arms"].items():
+            returns = arm["returns"]
+            scores[name] = f"{np.mean(returns):.3g} ({min(returns):.3g} to {max(returns):.3g})"
+        cells = [f"`{one['env']}`", f"{one['arms']['own']['frames']:,}"]
+        for name in ("random", "mediocre"):
+            cells += [behaviours[name], scores[name]]
+        lines.append(f"| {' | '.join([*cells, scores['own'], scores['ppo']])} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env", choices=list(TASKS), action="append", help="(default: all)")
@@ -132,8 +156,9 @@ def main() -> None:
     options = parser.parse_args()
     OUT.mkdir(parents=True, exist_ok=True)
     for env in [] if options.draw else options.env or TASKS:
-        write_json(OUT / f"{env}.json", measure(env, options.seeds, options.shrink))
+        write_json(OUT / f"{env.partition(',')[0]}.json", measure(env, options.seeds, options.shrink))
     draw(FIGURE)
+    print(table())
 
 
 if __name__ == "__main__":
