@@ -12,7 +12,7 @@ On each environment there are four trainings of the same length, with the preset
 - ``ppo``: PPO as it comes, which can't learn from others' actions.
 
 All are evaluated without exploration, at the end and during training. A JSON file is written per environment, with
-the returns of the two behaviours beside what was learned from them.
+the returns of the two behaviours beside what was learned from them. The table for the docs is printed.
 """
 
 from __future__ import annotations
@@ -39,6 +39,12 @@ POINTS = 10  # evaluations during a training
 # Frames of the trainings and of the mediocre behaviour, and the presets of NCAPO and PPO.
 TASKS: dict[str, dict[str, Any]] = {
     "CartPole-v1": {"frames": 30_000, "behaviour_frames": 12_000, "ncapo": "default", "ppo": "default"},
+    "FrozenLake-v1,is_slippery=false": {
+        "frames": 30_000,
+        "behaviour_frames": 10_000,
+        "ncapo": "default",
+        "ppo": "default",
+    },
     "minatar-breakout": {"frames": 300_000, "behaviour_frames": 100_000, "ncapo": "cpu", "ppo": "default"},
 }
 ARMS = {
@@ -84,27 +90,24 @@ def train(kind: Any, env: str, preset: str, frames: int, seeds: int, behaviour: 
     }
 
 
-def measure(env: str, seeds: int, shrink: int) -> dict[str, Any]:
-    """All trainings on one environment."""
+def measure(env: str, seeds: int, shrink: int, path: Path, keep: bool) -> None:
+    """All trainings on one environment; the file is written after each, and with ``keep`` those in it are kept."""
     task = TASKS[env]
     frames, early = task["frames"] // shrink, task["behaviour_frames"] // shrink
     teacher = capo.PPO(env, task["ppo"], seed=1000, horizon=task["frames"]).learn(early)
     n_actions = int(teacher.env.n_actions)
     print(f"{env}: the mediocre behaviour has a return of {teacher.evaluate(EPISODES).mean:.1f}", flush=True)
     acting = {"random": uniform(n_actions), "mediocre": teacher, "own": None, "ppo": None}
-    arms = {}
+    arms = json.loads(path.read_text())["arms"] if keep and path.exists() else {}
     for name, behaviour in acting.items():
+        if name in arms:
+            continue
         kind, preset = (capo.PPO, task["ppo"]) if name == "ppo" else (capo.NCAPO, task["ncapo"])
         arms[name] = train(kind, env, preset, frames, seeds, behaviour)
         print(f"{env}: {name}: {np.round(arms[name]['returns'], 1).tolist()}", flush=True)
-    return {
-        "env": env,
-        "behaviour_frames": early,
-        "behaviour_returns": {name: arms[name]["return_during_training"] for name in ("random", "mediocre")},
-        "episodes": EPISODES,
-        "arms": arms,
-        "made_by": provenance(),
-    }
+        returns = {one: arms[one]["return_during_training"] for one in ("random", "mediocre") if one in arms}
+        content = {"env": env, "behaviour_frames": early, "behaviour_returns": returns, "episodes": EPISODES}
+        write_json(path, {**content, "arms": arms, "made_by": provenance()})
 
 
 def draw(out: Path) -> None:
@@ -123,17 +126,38 @@ def draw(out: Path) -> None:
     print(f"wrote {out}")
 
 
+def table() -> str:
+    """The final returns as a table in Markdown: mean over seeds, and the lowest and highest seed."""
+    learned = "random actions | NCAPO from them | mediocre policy | NCAPO from it | NCAPO | PPO"
+    lines = [f"| environment | frames | {learned} |", "|---" * 8 + "|"]
+    for path in sorted(OUT.glob("*.json")):
+        one = json.loads(path.read_text())
+        behaviours = {name: f"{value:.3g}" for name, value in one["behaviour_returns"].items()}
+        scores = {}
+        for name, arm in one["arms"].items():
+            returns = arm["returns"]
+            scores[name] = f"{np.mean(returns):.3g} ({min(returns):.3g} to {max(returns):.3g})"
+        cells = [f"`{one['env']}`", f"{one['arms']['own']['frames']:,}"]
+        for name in ("random", "mediocre"):
+            cells += [behaviours[name], scores[name]]
+        lines.append(f"| {' | '.join([*cells, scores['own'], scores['ppo']])} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env", choices=list(TASKS), action="append", help="(default: all)")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--shrink", type=int, default=1, help="divide all frames by this, for a quick look")
+    parser.add_argument("--keep", action="store_true", help="continue: keep the trainings that are in the files")
     parser.add_argument("--draw", action="store_true", help="only draw the figure from the files")
     options = parser.parse_args()
     OUT.mkdir(parents=True, exist_ok=True)
     for env in [] if options.draw else options.env or TASKS:
-        write_json(OUT / f"{env}.json", measure(env, options.seeds, options.shrink))
+        path = OUT / f"{env.partition(',')[0]}.json"
+        measure(env, options.seeds, options.shrink, path, options.keep)
     draw(FIGURE)
+    print(table())
 
 
 if __name__ == "__main__":

@@ -74,10 +74,14 @@ def test_a_network_is_asked_for_again_and_the_run_continues_exactly(tmp_path: Pa
     path = half.save(tmp_path / "half")
     with pytest.raises(capo.CapoError, match=r"trained with network .* capo.load\(path, network=\.\.\.\)"):
         capo.load(path)
-    with pytest.raises(capo.CapoError, match="own/kernel"):
+    with pytest.raises(capo.CapoError, match="other names or shapes"):
         capo.load(path, network=Body(13))
     again = capo.load(path, network=Body()).learn(FRAMES)
     assert bits(again) == bits(whole)
+    with pytest.raises(capo.CapoError, match="unknown argument of load 'width'"):
+        capo.load(path, width=3)
+    with pytest.raises(capo.CapoError, match="keeps its settings"):
+        capo.load(path, network="mlp")
     plain = capo.NCAPO(ENV, **SMALL).save(tmp_path / "plain")
     with pytest.raises(capo.CapoError, match="trained without network"):
         capo.load(plain, network=Body())

@@ -84,6 +84,17 @@ def test_calls_in_the_manner_of_stable_baselines_get_a_hint() -> None:
         capo.PPO("CartPole-v1", n_steps=128)
 
 
+def test_a_notebook_shows_settings_line_by_line() -> None:
+    class Printer:
+        def text(self, text: str) -> None:
+            self.shown = text
+
+    printer, config = Printer(), capo.PPO("probe-action").config
+    config._repr_pretty_(printer, cycle=False)
+    assert "    gamma=0.99,\n" in printer.shown
+    assert printer.shown.count("\n") == len(config.to_dict()) + 1
+
+
 def test_tab_completion_shows_the_public_names_alone() -> None:
     assert set(dir(capo)) == set(capo.__all__)
     assert {"policy", "params", "export", "learn", "load"} <= set(dir(capo.NCAPO))

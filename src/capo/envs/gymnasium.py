@@ -51,7 +51,8 @@ class GymEnv:
         self._source = env
         self._is_factory = not isinstance(env, str) and not is_gymnasium_object(env)
         self._vector = False  # known once there is one
-        one = self._described = first or (self._make_one() if self.reopens else env)
+        one = first if first is not None else self._make_one() if self.reopens else env
+        self._described = one
         self._vector = _is_vector(one)
         observation_space = getattr(one, "single_observation_space", one.observation_space)
         action_space = getattr(one, "single_action_space", one.action_space)

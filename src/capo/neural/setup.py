@@ -17,7 +17,7 @@ from capo.errors import CapoError, CapoWarning
 from capo.neural.algorithms.base import Algorithm
 from capo.neural.algorithms.settings import CommonSettings, field_kinds, override, plain
 from capo.neural.parts.encoders import is_image
-from capo.neural.parts.own import OwnParts
+from capo.neural.parts.own import OwnParts, check_given_again
 from capo.neural.preset_file import is_preset_file, read_preset
 from capo.runs.schema import MAX_EPISODES
 from capo.runs.semantics import SEMANTICS
@@ -126,6 +126,7 @@ class Setup:
         """
         if content["algorithm"] != algorithm.name:
             raise CapoError(f"this is a run of {content['algorithm']}, not of {algorithm.name}")
+        check_given_again(own or {})
         from_file = env is None
         if from_file:
             env = content["env"]

@@ -138,6 +138,12 @@ class Settings:
         for name, kind in field_kinds(type(self)).items():
             _check(name, getattr(self, name), kind)
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """How a notebook shows them: one line per setting."""
+        del cycle
+        lines = "".join(f"    {name}={value!r},\n" for name, value in self.to_dict().items())
+        printer.text(f"{type(self).__name__}(\n{lines})")
+
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, strings and booleans, as they go into config.json."""
         return dataclasses.asdict(self)

@@ -8,7 +8,7 @@ from typing import Any
 
 from capo.arrays import Array
 from capo.envs.layout import Part
-from capo.errors import CapoError
+from capo.errors import CapoError, unknown_name
 from capo.neural.parts.own_network import OwnNetwork
 from capo.neural.parts.schedules import OwnSchedule
 
@@ -65,8 +65,8 @@ class OwnParts:
         return self.schedules[name](progress) if name in self.schedules else None
 
     def notes(self) -> dict[str, str]:
-        """What a file says about them: a network's class, and what tells one schedule from another."""
-        network = {} if self.network is None else {"network": self.network.name}
+        """What a file says about them: what tells the shapes of networks, and the values of schedules, apart."""
+        network = {} if self.network is None else {"network": self.network.digest}
         return network | {name: one.digest for name, one in self.schedules.items()}
 
     def check(self, notes: Mapping[str, str]) -> None:
@@ -84,9 +84,23 @@ class OwnParts:
             )
         if more := [name for name in have if name not in notes]:
             raise CapoError(f"the agent was trained without {' and '.join(more)} given as objects: leave them out")
+        if have.get("network") != notes.get("network"):
+            raise CapoError(
+                "network: its parameters have other names or shapes than those of the network that the agent was "
+                "trained with"
+            )
         for name in self.schedules:
             if have[name] != notes[name]:
                 raise CapoError(f"{name}: this function is not the one that the agent was trained with")
 
 
 NONE = OwnParts()
+
+
+def check_given_again(own: Mapping[str, Any]) -> None:
+    """Raise if something else than objects of the user's is given to an agent that is loaded."""
+    for name, value in own.items():
+        if name not in ("network", *SCHEDULES):
+            raise unknown_name("argument of load", name, ("network", *SCHEDULES))
+        if isinstance(value, str | int | float):
+            raise CapoError(f"{name}={value!r} can't be given here: an agent that is loaded keeps its settings")

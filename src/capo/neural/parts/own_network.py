@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,6 +31,7 @@ class OwnNetwork:
 
     Attributes:
         n_features: numbers that it gives to the heads.
+        digest: of the names and shapes of its parameters.
 
     Raises:
         CapoError: if a method is missing or fails, or returns something else.
@@ -59,6 +61,9 @@ class OwnNetwork:
                 f"network {self.name}: apply returned {shown}, not features of shape (n,); {_CONTRACT}"
             )
         self.n_features = int(features.size)
+        leaves = jax.tree_util.tree_leaves_with_path(self._shapes)
+        shapes = str([(jax.tree_util.keystr(path), leaf.shape) for path, leaf in leaves])
+        self.digest = hashlib.sha256(shapes.encode()).hexdigest()[:16]
 
     def _traced(self, method: Callable[..., Any], *arguments: Any) -> PyTree:
         """The shapes that a method returns."""
