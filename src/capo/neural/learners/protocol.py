@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from capo.arrays import Array, NDArray, PyTree
+from capo.envs.layout import MASK
 from capo.envs.protocol import EnvSpec
 from capo.errors import CapoError
 from capo.neural.algorithms.base import Algorithm, TrainState
@@ -174,8 +175,12 @@ class Learner(ABC):
         Args:
             params: from :meth:`policy_params`.
         """
+        layout = self.spec.layout
 
         def policy(key: Array, observation: Array, mask: Array) -> Array:
+            if layout is not None and layout.masked:
+                (part,) = layout.seen
+                observation = layout.pack({part.name: observation, MASK: mask})
             return _act(self.algorithm, params, observation[None], key, mask, deterministic=False)[0]
 
         return policy
