@@ -108,7 +108,7 @@ class UserVector:
             if self._mode == "SameStep":
                 final = info["final_obs"] if "final_obs" in info else info["final_observation"]
                 for i in np.flatnonzero(done):
-                    successor[i] = self._encoding.encode_each([self._encoding.row(final, i)])[0]
+                    successor[i] = self._encoding.encode_each([self._encoding.row(final, int(i))])[0]
             else:
                 obs = self._encoding.encode(self._vector.reset(options={"reset_mask": done})[0])
         return HostStep(obs, successor, np.asarray(reward, np.float32), terminated, truncated & ~terminated, valid)

@@ -30,7 +30,7 @@ class Pace:
         self, learner: Learner, state: TrainState, iterations: int, left: int
     ) -> tuple[TrainState, dict[str, NDArray]]:
         """As :meth:`Learner.run`; ``left`` iterations of the plan are still to do, these included."""
-        done, rows = 0, []
+        done, rows = 0, list[dict[str, NDArray]]()
         while done < iterations or not rows:
             count = iterations - done if self._known else min(self._piece, iterations - done)
             begin = time.perf_counter()

@@ -155,7 +155,7 @@ def apply(style: Style, encoder: Encoder, params: PyTree, x: Array) -> Array:
     if kind == "vector":
         return x
     if kind == "embedding":
-        rows = params["table"].astype(style.precision)[x]
+        rows: Array = params["table"].astype(style.precision)[x]
         return rows.reshape(*x.shape[: x.ndim - len(part.shape)], -1)
     if kind == "conv":
         x = layers.convolve_grid(style, part.shape, params["conv"], x, encoder.features)

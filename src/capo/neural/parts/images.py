@@ -121,12 +121,14 @@ def _linear(style: Style, layer: Layer, x: Array) -> Array:
 
 
 def _nonlinear(style: Style, x: Array) -> Array:
-    return jax.nn.relu(x) if style.activation == "relu" else jnp.tanh(x.astype(jnp.float32)).astype(x.dtype)
+    if style.activation == "relu":
+        return jnp.maximum(x, 0)
+    return jnp.tanh(x.astype(jnp.float32)).astype(x.dtype)
 
 
 def _pool(x: Array) -> Array:
     """The maximum of 3x3 pixels around every second one: (..., H, W, C) to (..., ceil(H/2), ceil(W/2), C)."""
-    lowest = jnp.finfo(x.dtype).min
+    lowest = -jnp.inf
     for axis in (x.ndim - 3, x.ndim - 2):
         size = x.shape[axis]
         # Padded as the pooling of the original: an even side has its extra pixel at the end.
