@@ -60,7 +60,7 @@ test-fast: .venv/.installed
 test-cluster: .venv/.cluster
 	$(BIN)/pytest -m cluster tests/sweeps
 
-# The suites of jitted environments, all in one venv (1.5 GB; about 8 minutes on two cores, most of it compiling).
+# The suites of jitted environments, all in one venv.
 .venv-suites/.installed: pyproject.toml
 	$(PYTHON) -m venv .venv-suites
 	.venv-suites/bin/pip install --quiet --upgrade pip

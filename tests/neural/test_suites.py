@@ -17,8 +17,9 @@ from helpers_shell import TINY_640
 
 import capo
 from capo import envs
+from capo.cli import main
 from capo.commands.envs import GROUPS
-from capo.envs import ids, suites
+from capo.envs import catalogue, ids, suites
 from capo.envs.suites.common import Adapter, Bounds, part_encoding
 from capo.envs.validation import check_jitted
 from capo.errors import CapoError
@@ -86,6 +87,17 @@ def test_a_file_may_name_a_suite_but_neither_another_module_nor_an_opponent(tmp_
     for name in ("own_module_y:gymnax", "pgx:tic_tac_toe,opponent=x", "pgx:tic_tac_toe,opponent=/tmp/x"):
         with pytest.raises(CapoError, match="allow it with --allow-import"):
             envs.prepare_named_in_file(name, trust=False)
+
+
+def test_capo_envs_lists_spaces_and_says_what_is_missing(capsys, monkeypatch):
+    present = catalogue.version
+    monkeypatch.setattr(catalogue, "version", lambda group: None if group == "navix" else present(group))
+    assert main(["envs", "minatar", "navix"]) == 0
+    output = capsys.readouterr().out
+    assert "minatar-breakout        bool[10, 10, 4]; 3 actions\n" in output
+    assert "navix is not installed: pip install 'capo-rl[navix]'" in output
+    assert main(["envs", "gymnx"]) == 2
+    assert "unknown group 'gymnx': did you mean 'gymnax'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -359,5 +371,6 @@ def test_navix_against_the_original_and_its_time_limit():
 def test_navix_trains_and_draws_itself(tmp_path):
     agent = check_training("navix:Navix-Empty-5x5-v0", tmp_path)
     picture = agent.env.picture(agent.env.reset(KEY)[0])
-    assert picture.shape[2] == 3
-    assert picture.dtype == np.uint8
+    assert (picture.shape, picture.dtype) == ((160, 160, 3), np.uint8)
+    agent.watch(tmp_path / "play.gif", steps=2)
+    assert (tmp_path / "play.gif").stat().st_size

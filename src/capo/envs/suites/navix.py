@@ -9,6 +9,7 @@ from capo.arrays import Array, PyTree
 from capo.envs.suites.common import Adapter, Bounds
 from capo.errors import CapoError
 
+_ZOOM = 4  # of pictures: a tile of navix has 8 x 8 pixels
 _HIGHEST_ID = 10  # of MiniGrid's kinds of object, colours and states
 
 
@@ -52,7 +53,7 @@ class NavixEnv(Adapter):
 
         state = env_state.state
         drawn: Array = rgb(state.replace(cache=RenderingCache.init(state.grid)))
-        return drawn
+        return drawn.repeat(_ZOOM, axis=0).repeat(_ZOOM, axis=1)
 
 
 def names() -> list[str]:

@@ -42,6 +42,8 @@ class PgxEnv(Adapter):
         if self._players == 1 and opponent is not None:
             raise CapoError(f"{name!r} is played alone: it takes no opponent")
         self._opponent: Opponent = random_opponent
+        if not env.id.startswith("minatar"):  # there every action is always legal
+            self.action_mask = self._action_mask
         game = jax.eval_shape(env.init, jax.random.PRNGKey(0))
         super().__init__(name, game.legal_action_mask.shape[0])
         if opponent is not None:
@@ -88,7 +90,7 @@ class PgxEnv(Adapter):
         game, reward, _ = jax.lax.while_loop(waits, move, (game, nothing, key))
         return game, reward
 
-    def action_mask(self, env_state: Any) -> Array:
+    def _action_mask(self, env_state: Any) -> Array:
         """The legal actions, (A,)."""
         mask: Array = env_state.game.legal_action_mask
         return mask
