@@ -7,11 +7,14 @@ import shutil
 
 import gymnasium
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnasium import spaces
+from helpers_envs import Counting
 
 import capo
+from capo.envs.layout import Layout, Part
 from capo.neural import notices, pace
 from capo.neural.algorithms import registry
 from capo.neural.setup import describe
@@ -145,6 +148,46 @@ def test_a_film_of_an_environment_that_does_not_draw_itself(tmp_path):
     agent = agent_for("a2c")
     assert len(agent.watch(tmp_path / "play.gif", steps=6)) == 1
     assert (tmp_path / "play.gif").stat().st_size > 0
+
+
+class Packed(Counting):
+    """A jitted environment whose observations have two parts; the number is nan from the third step on."""
+
+    name = "packed"
+    layout = Layout((Part("cells", (5,), "bool"), Part("number", (1,), "float32")))
+    observation_shape, observation_dtype = (layout.n_bytes,), np.uint8
+
+    def see(self, state):
+        number = jnp.where(state > 2, jnp.nan, jnp.float32(state))[None]
+        return self.layout.pack({"cells": jnp.arange(5) < state, "number": number})
+
+    def reset(self, key):
+        return super().reset(key)[0], self.see(jnp.int32(0))
+
+    def step(self, key, state, action):
+        state, _, *rest = super().step(key, state, action)
+        return state, self.see(state), *rest
+
+    def outcome(self, state, action):
+        return jnp.float32(action), state >= self.last - 1
+
+    last = 2
+
+
+def test_a_jitted_environment_of_several_parts(tmp_path):
+    agent = agent_for("a2c", Packed(), seeds=2).learn(32)
+    assert [one.kind for one in agent.learner.network.encoders] == ["vector", "vector"]
+    row = np.asarray(Packed().see(jnp.int32(1)))
+    assert agent.predict(row)[0].shape == ()
+    assert agent.predict(np.stack([row, row]))[0].shape == (2,)
+    assert agent.watch(tmp_path / "play.gif")
+    broken = Packed()
+    broken.last = 9
+    with pytest.raises(capo.CapoError, match="observation"):
+        agent_for("a2c", broken).learn(64)
+    broken.observation_shape = (4,)
+    with pytest.raises(capo.CapoError, match=r"packs observations into 5 bytes, but .* \(4,\)"):
+        capo.A2C(broken)
 
 
 class Raw(gymnasium.Env):

@@ -43,7 +43,8 @@ class NoisyReward:
         self.n_actions = int(inner.n_actions)
         self.observation_shape = tuple(inner.observation_shape)
         self.observation_dtype = inner.observation_dtype
-        self.truncates = EnvSpec(inner).truncates
+        spec = EnvSpec(inner)
+        self.truncates, self.layout, self.observation_high = spec.truncates, spec.layout, spec.observation_high
 
     def reset(self, key: Array) -> tuple[PyTree, Array]:
         env_state, observation = self.inner.reset(key)

@@ -92,7 +92,12 @@ class WatchableEnv(NamedTuple):
 
 
 class HostEnv(Protocol):
-    """An environment that is stepped outside jax, with discrete actions."""
+    """An environment that is stepped outside jax, with discrete actions.
+
+    Optional, for observations of several parts: ``layout`` as in :class:`JittedEnv`; ``batched(observation)`` adds
+    the batch axis to every part of a raw one and says whether it was missing; ``drawable(observation)`` is an array
+    to look at.
+    """
 
     name: str  # in logs and files
     n_actions: int  # the networks count them from 0
@@ -101,7 +106,6 @@ class HostEnv(Protocol):
     observation_dtype: np.dtype[Any]  # of an encoded observation
     observation_high: int  # the largest value of observations that are bytes; the networks divide by it
     raw_shape: tuple[int, ...]  # of an observation as the environment returns it; () for a Dict or Tuple
-    layout: Layout | None  # of encoded observations, if they are rows of bytes
 
     @property
     def fixed_copies(self) -> int | None:

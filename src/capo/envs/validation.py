@@ -34,6 +34,12 @@ def check_jitted(env: Any) -> None:
             f"{name}: observation_shape={env.observation_shape!r} must be a tuple and "
             f"observation_dtype={env.observation_dtype!r} a dtype of numpy"
         ) from error
+    layout = getattr(env, "layout", None)
+    if layout is not None and (shape, dtype) != ((layout.n_bytes,), np.uint8):
+        raise CapoError(
+            f"{name}: its layout packs observations into {layout.n_bytes} bytes, but observation_shape and "
+            f"observation_dtype say {shape} and {dtype}"
+        )
     try:
         (state, obs), stepped = jax.eval_shape(lambda key: _one_step(env, key), jax.random.PRNGKey(0))
     except CapoError:
