@@ -111,7 +111,7 @@ def differences(agent: Agent, config: Mapping[str, Any]) -> Iterator[str]:
         yield f"seed {seed} {why}; it is not trained any more"
     if not is_jitted(agent.env):
         yield (
-            f"{agent.env.name} is stepped by Gymnasium, which can't save it: episodes and rollouts in progress "
+            f"{agent.env.name} is stepped on the host, where it can't be saved: episodes and rollouts in progress "
             "are lost and new episodes start; everything else is restored exactly"
         )
     now = provenance()

@@ -19,7 +19,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from capo.arrays import Array, Metrics, NDArray, PyTree
-from capo.envs.layout import MASK
 from capo.envs.protocol import EnvSpec
 from capo.envs.wrappers import wrap
 from capo.errors import CapoError
@@ -193,12 +192,10 @@ class Learner(ABC):
         Args:
             params: from :meth:`policy_params`.
         """
-        layout = self.spec.layout
 
         def policy(key: Array, observation: Array, mask: Array) -> Array:
-            if layout is not None and layout.masked:
-                (part,) = layout.seen
-                observation = layout.pack({part.name: observation, MASK: mask})
+            if self.spec.masked:
+                observation = self.spec.with_masks(observation, mask)
             return _act(self.algorithm, params, observation[None], key, mask, deterministic=False)[0]
 
         return policy

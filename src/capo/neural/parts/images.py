@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from capo.arrays import Array, PyTree
-from capo.neural.parts.layers import KERNEL, Layer, Style, activate, dense, hidden, product
+from capo.neural.parts.layers import KERNEL, Layer, Style, activate, dense, hidden, nonlinear, product
 
 NATURE = ((8, 4, 32), (4, 2, 64), (3, 1, 64))  # kernel, stride, features of each layer
 NATURE_SMALLEST = 36  # pixels of a side: the last layer then gives a single one
@@ -124,7 +124,7 @@ def _linear(style: Style, layer: Layer, x: Array) -> Array:
 def _nonlinear(style: Style, x: Array) -> Array:
     if style.activation == "relu":
         return jnp.maximum(x, 0)
-    return jnp.tanh(x.astype(jnp.float32)).astype(x.dtype)
+    return nonlinear(style, x.astype(jnp.float32)).astype(x.dtype)
 
 
 def _pool(x: Array) -> Array:

@@ -81,9 +81,14 @@ def activate(style: Style, layer: Layer, values: Array) -> Array:
     relu = style.activation == "relu"
     if "scale" in layer:
         x = normalise(values, layer["bias"], layer["scale"], layer["shift"], relu, kernels_run_here())
-        return x if relu else _ACTIVATIONS[style.activation](x.astype(jnp.float32)).astype(values.dtype)
+        return x if relu else nonlinear(style, x.astype(jnp.float32)).astype(values.dtype)
     x = values.astype(jnp.float32) + layer["bias"]
-    return _ACTIVATIONS[style.activation](x).astype(values.dtype)
+    return nonlinear(style, x).astype(values.dtype)
+
+
+def nonlinear(style: Style, x: Array) -> Array:
+    """The activation of every number."""
+    return _ACTIVATIONS[style.activation](x)
 
 
 _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
