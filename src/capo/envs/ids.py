@@ -15,6 +15,8 @@ from capo.modules import without_current_folder
 
 SUITES = ("gymnax", "pgx", "jumanji", "craftax", "navix")  # packages that a name may import without being asked
 WRAPPER = "wrapper"  # the argument that names a wrapper; there may be several, the first one is the innermost
+# Whose wrappers a file may name without consent: importing them runs no code of a stranger's.
+KNOWN_WRAPPERS = ("gymnasium.wrappers", "minigrid.wrappers")
 
 
 def registry() -> Mapping[str, Any]:
@@ -42,7 +44,8 @@ def is_gymnasium_id(name: str) -> bool:
             raise CapoError("MinAtar/ ids need the package 'minatar': pip install minatar") from error
     if name.startswith(("MiniGrid-", "BabyAI-")) and split_id(name)[0] not in known:
         try:
-            importlib.import_module("minigrid")  # registers its environments
+            with without_current_folder():  # the id may come from a file
+                importlib.import_module("minigrid")  # registers its environments
         except ImportError as error:
             raise CapoError(f"{name} needs the package 'minigrid': pip install 'capo-rl[minigrid]'") from error
     module, _, name = split_id(name)[0].rpartition(":")
@@ -65,7 +68,7 @@ def check_consent(name: str, trust: bool) -> None:
     """
     plain, *arguments = name.split(",")
     module, _, _ = plain.rpartition(":")
-    odd = next((one for one in arguments if _names_a_file(one)), "")
+    odd = next(filter(_is_odd, arguments), "")
     known = not module or module in SUITES or module in sys.modules  # what is imported runs no code again
     if trust or (known and not odd):
         return
@@ -110,9 +113,12 @@ def missing_suite(name: str, suite: str) -> CapoError:
     return CapoError(f"{name!r} needs the extra {suite!r}: pip install 'capo-rl[{suite}]'")
 
 
-def _names_a_file(argument: str) -> bool:
-    key, _, value = argument.partition("=")
-    return any(sign in argument for sign in ":/\\") or (key == "opponent" and value != "random")
+def _is_odd(argument: str) -> bool:
+    """Whether an argument of an id may lead to other code or files: a wrapper, an opponent."""
+    key, _, text = argument.partition("=")
+    if key == WRAPPER:
+        return text.partition(":")[0] not in KNOWN_WRAPPERS
+    return any(sign in argument for sign in ":/\\") or (key == "opponent" and text != "random")
 
 
 def split_id(name: str) -> tuple[str, dict[str, Any]]:
@@ -161,6 +167,12 @@ def find_wrapper(text: str) -> Any:
         found = getattr(importlib.import_module(module), name, None)
     except Exception as error:  # also what the module itself raises
         raise CapoError(f"wrapper={text}: importing {module} raised {describe_error(error)}") from error
-    if not callable(found):
+    if not callable(found) or (module in KNOWN_WRAPPERS and not _is_wrapper(found)):
         raise CapoError(f"wrapper={text}: {module} has no wrapper called {name}")
     return found
+
+
+def _is_wrapper(found: Any) -> bool:
+    import gymnasium
+
+    return isinstance(found, type) and issubclass(found, gymnasium.Wrapper)
