@@ -287,12 +287,23 @@ def test_wrappers_follow_an_id():
 
 
 def test_a_wrapper_named_in_a_file_needs_consent():
-    name = "CartPole-v1,wrapper=gymnasium.wrappers:FlattenObservation"
-    with pytest.raises(CapoError, match="--allow-import"):
-        envs.prepare_named_in_file(name, trust=False)
-    envs.prepare_named_in_file(name, trust=True)
+    for name in ("a,wrapper=os:system", "a,wrapper=gymnasium.wrappers.vector:x", "a,wrapper=this", "a,wrapper=,"):
+        with pytest.raises(CapoError, match="--allow-import"):
+            envs.prepare_named_in_file(name, trust=False)
+    envs.prepare_named_in_file("CartPole-v1,wrapper=json:loads", trust=True)
     with pytest.raises(CapoError, match="importing no_such_module raised"):
         envs.prepare_named_in_file("CartPole-v1,wrapper=no_such_module:f", trust=True)
+
+
+def test_gymnasiums_own_wrappers_need_no_consent():
+    envs.prepare_named_in_file("CartPole-v1,wrapper=gymnasium.wrappers:FlattenObservation", trust=False)
+    with pytest.raises(CapoError, match="--allow-import"):
+        envs.prepare_named_in_file(
+            "CartPole-v1,wrapper=gymnasium.wrappers:FlattenObservation,wrapper=os:system", trust=False
+        )
+    for name in ("vector", "numpy_to_torch", "__import__"):  # not wrappers
+        with pytest.raises(CapoError, match="no wrapper called"):
+            find_wrapper(f"gymnasium.wrappers:{name}")
 
 
 def test_what_people_look_at_is_an_image_or_all_numbers():

@@ -13,6 +13,8 @@ from capo.errors import CapoError
 from capo.modules import without_current_folder
 
 WRAPPER = "wrapper"  # the argument that names a wrapper; there may be several, the first one is the innermost
+# Whose wrappers a file may name without consent: importing them runs no code of a stranger's.
+KNOWN_WRAPPERS = ("gymnasium.wrappers", "minigrid.wrappers")
 
 
 def registry() -> Mapping[str, Any]:
@@ -40,7 +42,8 @@ def is_gymnasium_id(name: str) -> bool:
             raise CapoError("MinAtar/ ids need the package 'minatar': pip install minatar") from error
     if name.startswith(("MiniGrid-", "BabyAI-")) and split_id(name)[0] not in known:
         try:
-            importlib.import_module("minigrid")  # registers its environments
+            with without_current_folder():  # the id may come from a file
+                importlib.import_module("minigrid")  # registers its environments
         except ImportError as error:
             raise CapoError(f"{name} needs the package 'minigrid': pip install 'capo-rl[minigrid]'") from error
     module, _, name = split_id(name)[0].rpartition(":")
@@ -63,17 +66,15 @@ def prepare_named_in_file(name: str, trust: bool) -> None:
     """
     plain, *arguments = name.split(",")
     module, _, _ = plain.rpartition(":")
-    wrapping = [text.partition(":")[0] for text in wrappers_of(name)]
-    odd = next((one for one in arguments if any(sign in one for sign in ":/\\")), "")
-    if (not module or module in sys.modules) and not odd:  # what is imported already runs no code again
-        return
-    what = f"imports the module {module!r}" if module else f"has the argument {odd!r}"
-    if not trust:
+    odd = next(filter(_is_odd, arguments), "")
+    if (odd or (module and module not in sys.modules)) and not trust:  # an imported one runs no code again
+        what = f"imports the module {module!r}" if module else f"has the argument {odd!r}"
         raise CapoError(
             f"the environment {name!r} is named in the file and {what}, which may run any code: if you trust "
             "where the file comes from, allow it with --allow-import (in Python: trust=True)"
         )
-    for wanted in [*([module] if module else []), *wrapping]:
+    wrapping = [text.partition(":")[0] for text in wrappers_of(name)]
+    for wanted in filter(None, [module, *wrapping]):
         with without_current_folder():
             try:
                 importlib.import_module(wanted)
@@ -83,6 +84,14 @@ def prepare_named_in_file(name: str, trust: bool) -> None:
                     "current folder is not searched: install the module, or put its folder on PYTHONPATH as an "
                     "absolute path"
                 ) from error
+
+
+def _is_odd(argument: str) -> bool:
+    """Whether an argument of an id may lead to other code or files."""
+    key, _, text = argument.partition("=")
+    if key == WRAPPER:
+        return text.partition(":")[0] not in KNOWN_WRAPPERS
+    return any(sign in argument for sign in ":/\\")
 
 
 def split_id(name: str) -> tuple[str, dict[str, Any]]:
@@ -131,6 +140,12 @@ def find_wrapper(text: str) -> Any:
         found = getattr(importlib.import_module(module), name, None)
     except Exception as error:  # also what the module itself raises
         raise CapoError(f"wrapper={text}: importing {module} raised {describe_error(error)}") from error
-    if not callable(found):
+    if not callable(found) or (module in KNOWN_WRAPPERS and not _is_wrapper(found)):
         raise CapoError(f"wrapper={text}: {module} has no wrapper called {name}")
     return found
+
+
+def _is_wrapper(found: Any) -> bool:
+    import gymnasium
+
+    return isinstance(found, type) and issubclass(found, gymnasium.Wrapper)

@@ -95,8 +95,8 @@ class HostEnv(Protocol):
     """An environment that is stepped outside jax, with discrete actions.
 
     Optional, for observations of several parts: ``layout`` as in :class:`JittedEnv`; ``batched(observation)`` adds
-    the batch axis to every part of a raw one and says whether it was missing; ``drawable(observation)`` is an array
-    to look at.
+    the batch axis to every part of a raw one and says whether it was missing; ``drawable(observation)`` is an
+    array to look at.
     """
 
     name: str  # in logs and files

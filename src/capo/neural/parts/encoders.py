@@ -63,7 +63,7 @@ class Encoder:
         if self.kind == "embedding":
             return f"{name} ({self.part.classes:,} categories: embedding)"
         if self.kind == "vector":
-            return f"{name} ({self.part.size} numbers)"
+            return f"{name} ({self.part.size} number{'' if self.part.size == 1 else 's'})"
         return f"{name} ({shape}: {self.kind})"
 
 
@@ -120,7 +120,8 @@ def init(style: Style, encoder: Encoder, rng: np.random.Generator) -> PyTree:
     if encoder.kind == "embedding":
         if isinstance(rng, ShapesOnly):
             return layers.shapes(table=(part.classes, EMBEDDING))
-        return {"table": rng.standard_normal((part.classes, EMBEDDING), np.float32)}
+        # Rows of length about 1, as one-hot vectors have: longer ones would drown the other parts.
+        return {"table": rng.standard_normal((part.classes, EMBEDDING), np.float32) / np.float32(EMBEDDING**0.5)}
     convolution: PyTree
     if encoder.kind == "conv":
         convolution = layers.hidden(style, rng, KERNEL * KERNEL * part.shape[2], encoder.features)

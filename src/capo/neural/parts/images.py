@@ -117,7 +117,8 @@ def _linear(style: Style, layer: Layer, x: Array) -> Array:
     """A 3x3 convolution of an image padded with zeros, with its bias and nothing after it."""
     around = [(0, 0)] * (x.ndim - 3) + [(1, 1), (1, 1), (0, 0)]
     values = product(style, layer["kernel"], _windows(jnp.pad(x, around), KERNEL))
-    return (values.astype(jnp.float32) + layer["bias"]).astype(values.dtype)
+    shifted: Array = values.astype(jnp.float32) + layer["bias"]
+    return shifted.astype(values.dtype)
 
 
 def _nonlinear(style: Style, x: Array) -> Array:
