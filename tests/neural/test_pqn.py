@@ -86,7 +86,7 @@ def test_targets_use_the_best_action_of_what_each_step_led_to() -> None:
     rollouts = rollouts_of(learner, seed=1)
     best = np.asarray(algorithm.action_scores(params, rollouts.obs)).max(axis=-1)
     arrays = zip(rollouts.reward, rollouts.terminated, rollouts.truncated, best[:, 1:], strict=True)
-    expected = [plain_returns(*map(np.asarray, row), 0.99, 0.65) for row in arrays]
+    expected = [plain_returns(*map(np.asarray, row), 0.99, 0.9) for row in arrays]
     np.testing.assert_allclose(algorithm.returns(params, rollouts), expected, atol=1e-5)
 
 

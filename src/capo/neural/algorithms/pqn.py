@@ -53,16 +53,16 @@ class PQNConfig(EpsilonSettings):
     """Frames over which epsilon and learning rate follow their schedules; then they stay constant."""
     n_envs: Count = 16
     rollout_length: Count = 32
-    epochs: Count = 2
+    epochs: Count = 4
     """Passes over an iteration's transitions."""
     batch_size: Count = 128
     """Transitions per minibatch; must divide n_envs * rollout_length."""
-    q_lambda: Annotated[TracedFraction, Search(0.0, 1.0)] = 0.65
+    q_lambda: Annotated[TracedFraction, Search(0.0, 1.0)] = 0.9
     """Lambda of the returns: 0 looks one step ahead, 1 to the end of the rollout."""
     epsilon_start: TracedFraction = 1.0
     epsilon_final: FinalEpsilon = 0.05
     epsilon_fraction: Fraction = 0.1
-    learning_rate: LearningRate = 5e-4
+    learning_rate: LearningRate = 1e-3
     """Learning rate of RAdam at the start of training."""
     learning_rate_schedule: Schedule = "linear"
     optimiser_epsilon: TracedPositive = 1e-8
@@ -97,7 +97,7 @@ class PQNConfig(EpsilonSettings):
                 layer_norm=True,
             )
         if is_minatar(env_name):
-            return cls(n_envs=64, rollout_length=16, batch_size=256, learning_rate=1e-3, network="mlp")
+            return cls(n_envs=64, rollout_length=16, epochs=2, batch_size=256, q_lambda=0.65, network="mlp")
         return cls()
 
 
