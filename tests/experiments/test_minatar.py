@@ -244,7 +244,7 @@ def test_two_presets_of_one_algorithm_share_a_folder(
         "breakout-ncapo-cpu.json",
         "breakout-ncapo-default.json",
     }
-    rows = [line.split("  ")[0].strip() for line in shown.out.splitlines() if "NCAPO" in line]
+    rows = [line.split("  ")[0].strip() for line in shown.out.splitlines() if line.strip().startswith("NCAPO")]
     assert rows[-2:] == ["NCAPO (default)", "NCAPO (cpu)"]
     assert tiny.learned == 4 * 640
 

@@ -73,13 +73,14 @@ def test_shares_of_the_truth_of_its_opposite_and_of_nothing(mdp):
     log_pi = np.log(policies(mdp, 1)[0])
     now = PolicyValues(mdp, log_pi)
     truth = np.where(np.abs(now.advantage) > 1e-6, np.sign(now.advantage), 0)
-    assert signs.shares(mdp, log_pi, now.q, truth) == {"critic": 1.0, "used": 1.0}
-    assert signs.shares(mdp, log_pi, -now.q, -truth) == {"critic": 0.0, "used": 0.0}
+    assert signs.shares(mdp, log_pi, now.q, truth) == {"critic": 1.0, "used": 1.0, "by_size": 1.0}
+    assert signs.shares(mdp, log_pi, -now.q, -truth) == {"critic": 0.0, "used": 0.0, "by_size": 0.0}
     some = truth.copy()
     some[:, 0] *= -1
     some[:, 2:] = 0
-    found = signs.shares(mdp, log_pi, now.q, some)["used"]
-    assert found == pytest.approx((truth[:, 1] != 0).sum() / (truth[:, :2] != 0).sum())
+    found, sizes = signs.shares(mdp, log_pi, now.q, some), np.abs(now.advantage) * (truth != 0)
+    assert found["used"] == pytest.approx((truth[:, 1] != 0).sum() / (truth[:, :2] != 0).sum())
+    assert found["by_size"] == pytest.approx(sizes[:, 1].sum() / sizes[:, :2].sum())
     assert np.isnan(signs.shares(mdp, log_pi, now.q, 0 * truth)["used"])
 
 

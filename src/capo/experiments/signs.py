@@ -7,7 +7,8 @@ paper's step log 1/pi (clipped at 50) and with a fixed step of 1. At points alon
 evaluated exactly, so that every sign can be told right or wrong:
 
 - *critic*: sign(Q(s, a) - V(s)) of the table Q, over all pairs of states that are not terminal;
-- *used*: the sign of the mean Retrace advantage, over the pairs of the batch, which is what moves the policy.
+- *used*: the sign of the mean Retrace advantage, over the pairs of the batch, which is what moves the policy;
+- *by size*: the same with every pair weighted by its exact |A|, since most pairs of a good policy hardly matter.
 
 Pairs whose exact advantage is 0 count for neither. All runs of a case are one numpy program.
 """
@@ -38,7 +39,12 @@ STEPS = {
     "log": ("min(log 1/pi, 50), the paper's", StepSize("clipped", clip=50.0)),
     "fixed": ("a fixed step of 1", StepSize("fixed", eta=1.0)),
 }
-WHAT = {"critic": "right signs, critic", "used": "right signs, used", "score": "score"}
+WHAT = {
+    "critic": "right signs, critic",
+    "used": "right signs, used",
+    "by_size": "right signs, used, by size",
+    "score": "score",
+}
 EXACT_ZERO = 1e-6  # exact advantages up to this size have no sign
 
 
@@ -101,6 +107,7 @@ def run(out: Path, quick: bool = False, progress: bool = True) -> None:
         "score": "(return - uniform) / (optimum - uniform)",
         "critic": "share of the pairs of live states at which sign(Q - V) is that of the exact advantage",
         "used": "the same of the mean Retrace advantages of the pairs in the batch that moved the policy last",
+        "by_size": "used, every pair weighted by its exact |A|",
         "left_out": f"pairs with an exact advantage up to {EXACT_ZERO:g}",
     }
     table = [_summary(name, noise, curves) for name in STEPS for noise in noises]
@@ -223,9 +230,11 @@ def shares(mdp: MDP, log_pi: Floats, q: Floats, sign: Floats) -> dict[str, float
     truth = np.where(np.abs(exact) > EXACT_ZERO, np.sign(exact), 0) * ~mdp.terminal[:, None]
     said = np.sign(q - (np.exp(log_pi) * q).sum(axis=1, keepdims=True))
     both = (truth != 0) & (sign != 0)
+    used = (sign == truth)[both].astype(float)
     return {
         "critic": float((said == truth)[truth != 0].mean()),
-        "used": float((sign == truth)[both].mean()) if both.any() else float("nan"),
+        "used": float(used.mean()) if both.any() else float("nan"),
+        "by_size": float(np.average(used, weights=np.abs(exact)[both])) if both.any() else float("nan"),
     }
 
 
@@ -253,14 +262,14 @@ def report(folder: Path) -> str:
     rows = [
         [
             f"{STEPS[row['step']][0]}; reward noise {row['noise']:g}",
-            *(f"{row[name]:.1%}" for name in ("critic_along", "critic_end", "used_along", "used_end")),
+            *(f"{row[name]:.1%}" for name in ("critic_along", "used_along", "by_size_along", "by_size_end")),
             f"{row['score_along']:.3f}",
             f"{row['score_end']:.3f}",
             f"{row['score_low']:.2f} - {row['score_high']:.2f}",
         ]
         for row in common.read_csv(folder / "table.csv")
     ]
-    header = ["", "critic", "end", "used", "end", "score", "end", "lowest - highest"]
+    header = ["", "critic", "used", "by size", "end", "score", "end", "lowest - highest"]
     title = (
         f"Algorithm 3 on tables, maze {summary['maze']}, {summary['frames']:,} frames, {summary['runs']}: share "
         "of right signs\nand score (0: uniform policy, 1: optimum), means along the training and at its end"
@@ -268,7 +277,8 @@ def report(folder: Path) -> str:
     parts = common.quick_note(summary["quick"], "frames, runs and noises")
     note = (
         "critic: sign(Q - V) at all pairs. used: sign of the Retrace advantage at the pairs of the batch. Both\n"
-        "are compared with the exact advantages of the policy at that time; pairs where those are 0 are left out."
+        "are compared with the exact advantages of the policy at that time; pairs where those are 0 are\n"
+        "left out. by size: used, every pair weighted by its exact |A|."
     )
     return "\n\n".join([*parts, common.text_table(title, header, rows, note)])
 
@@ -278,7 +288,7 @@ def draw(folder: Path, out: Path) -> list[Path]:
     summary = common.read_json(folder / SUMMARY)
     groups = common.read_groups(folder / "curves.csv", "step", "noise")
     path = out / "signs.png"
-    with figures.figure(path, len(STEPS), 3, size=(11, 6.2), sharex=True, sharey=True) as (drawing, axes):
+    with figures.figure(path, len(STEPS), len(WHAT), size=(13, 6.2), sharex=True, sharey=True) as (drawing, axes):
         for line, (step, (title, _)) in zip(axes, STEPS.items(), strict=True):
             for axis, (name, label) in zip(line, WHAT.items(), strict=True):
                 for i, noise in enumerate(summary["noises"]):
@@ -286,7 +296,7 @@ def draw(folder: Path, out: Path) -> list[Path]:
                     frames = sorted({row["frames"] for row in rows})
                     means = [np.nanmean([row[name] for row in rows if row["frames"] == f]) for f in frames]
                     axis.plot(frames, means, color=figures.COLOURS[i], label=f"reward noise {noise:g}")
-                axis.set_title(f"{label}; {title}")
+                axis.set_title(f"{label}\n{title}")
                 axis.axhline(1, color=figures.MUTED, lw=0.8)
                 axis.xaxis.set_major_formatter(figures.short_number)
         for axis in axes[-1]:
