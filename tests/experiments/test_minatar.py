@@ -23,7 +23,7 @@ from tiny_agents import PLAN, TinyNCAPO, change_presets, tiny_trainings
 from capo import CapoError
 from capo.cli import main
 from capo.envs.minatar.games import GAMES
-from capo.experiments import minatar, training
+from capo.experiments import minatar, paper_figure, training
 from capo.experiments.training import Plan
 from capo.neural.algorithms import registry
 
@@ -244,7 +244,7 @@ def test_two_presets_of_one_algorithm_share_a_folder(
         "breakout-ncapo-cpu.json",
         "breakout-ncapo-default.json",
     }
-    rows = [line.split("  ")[0].strip() for line in shown.out.splitlines() if "NCAPO" in line]
+    rows = [line.split("  ")[0].strip() for line in shown.out.splitlines() if line.strip().startswith("NCAPO")]
     assert rows[-2:] == ["NCAPO (default)", "NCAPO (cpu)"]
     assert tiny.learned == 4 * 640
 
@@ -278,7 +278,7 @@ def test_presets_are_told_apart(tmp_path: Path) -> None:
 def test_the_figure_has_one_colour_for_an_algorithm_and_draws_the_paper_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for preset in ("default", "official"):
+    for preset in ("default", "cpu"):
         make_result(tmp_path, "breakout", "ncapo", 50.0, preset=preset)
     make_result(tmp_path, "breakout", "ppo", 30.0)
     drawn: list[Any] = []
@@ -291,9 +291,9 @@ def test_the_figure_has_one_colour_for_an_algorithm_and_draws_the_paper_once(
     looks = {
         line.get_label(): (line.get_color(), line.get_marker()) for line in lines if line.get_linestyle() == "-"
     }
-    assert list(looks) == ["PPO", "NCAPO (official)", "NCAPO (default)"], "NCAPO above the others"
+    assert list(looks) == ["PPO", "NCAPO (cpu)", "NCAPO (default)"], "NCAPO above the others"
     assert looks["NCAPO (default)"] == (registry.ROWS["ncapo"].colour.lower(), "")
-    assert looks["NCAPO (official)"][1] == "o"
+    assert looks["NCAPO (cpu)"][1] == "o"
     assert len(set(looks.values())) == 3
     assert [text.get_text() for text in drawing.legends[0].get_texts()] == [*reversed(looks), minatar.PAPER]
 
@@ -307,3 +307,60 @@ def test_a_registered_algorithm_is_chosen_and_drawn(tmp_path: Path, monkeypatch:
     assert minatar._styles([("toy", "default")])["toy", "default"]["color"] == "#123456"
     assert "\nToy " in minatar.report(tmp_path)
     assert minatar.draw(tmp_path, tmp_path)[0].exists()
+
+
+# --- the paper's settings -------------------------------------------------------------------------------------
+
+
+def test_the_papers_settings_are_a_figure_and_a_table_of_their_own(tmp_path: Path) -> None:
+    make_result(tmp_path, "breakout", "ncapo", 150.0)
+    make_result(tmp_path, "breakout", "ncapo", 54.5, preset="paper")
+    make_result(tmp_path, "breakout", "ncapo", 20.0, preset="official")
+    make_result(tmp_path, "asterix", "ncapo", 21.7, preset="official")
+    make_result(tmp_path, "breakout", "ppo", 32.0, preset="paper", config={"gamma": 0.5})
+    assert [path.name for path in minatar.draw(tmp_path, tmp_path)] == ["minatar.png", "paper_settings.png"]
+    found = minatar.read(tmp_path)
+    assert found.names["ppo", "paper"] == "PPO (paper), earlier settings"
+    lines = {(one.game, one.kind): one for one in paper_figure.line_by_line(found.records)}
+    assert len(lines) == 4 * 6
+    assert lines["breakout", ("ncapo", "paper")].verdict == "reproduced"
+    assert lines["breakout", ("ncapo", "official")].verdict == "not: lower"
+    assert lines["asterix", ("ncapo", "official")].verdict == "reproduced"
+    assert lines["breakout", ("ppo", "paper")].verdict.startswith("not run with these settings; with others 32.0")
+    assert lines["seaquest", ("a2c", "paper")].verdict == paper_figure.NOT_RUN
+    table = minatar.report(tmp_path)
+    assert "Every curve of the paper's figure" in table
+    assert "Matrix products: not recorded" in table
+
+
+def test_which_trainings_the_papers_settings_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[training.Job] = []
+    monkeypatch.setattr(training, "train_all", lambda jobs, *_: asked.extend(jobs))
+    minatar.run(tmp_path, progress=False, settings="paper")
+    assert {(job.game, job.algorithm, job.preset) for job in asked} == {
+        (game, *kind) for game in paper_figure.GAMES for kind in paper_figure.KINDS
+    }
+    assert all(job.plan.frames == 10_000_000 and job.plan.seeds == 10 for job in asked)
+    paper = registry.find("ncapo").settings.preset("paper", "minatar-breakout")
+    assert (paper.retrace_lambda, paper.actor_lambda, paper.precision) == (1.0, 1.0, "float32")
+    asked.clear()
+    minatar.run(tmp_path, progress=False, settings="causes", games=["asterix"])
+    jobs = {job.variant: job for job in asked}
+    assert set(jobs) == {name for name, cause in paper_figure.CAUSES.items() if cause.game == "asterix"}
+    assert jobs["official-full-actions"].env == "minatar-asterix-full"
+    for job in asked:  # every setting exists, and changes something
+        base = registry.find("ncapo").settings.preset(job.preset, job.env)
+        assert all(getattr(base, key) != value for key, value in job.settings.items())
+        assert job.missing() == list(range(10))
+    for options in ({"settings": "worst"}, {"settings": "paper", "preset": "default"}):
+        with pytest.raises(CapoError, match="settings"):
+            minatar.run(tmp_path, progress=False, **options)
+
+
+def test_causes_have_a_table(tmp_path: Path) -> None:
+    for name in ("official-base", "official-no-footnote"):
+        make_result(tmp_path, "asterix", "ncapo", 9.0, preset="official").rename(tmp_path / f"asterix-{name}.json")
+    table = minatar.report(tmp_path)
+    assert "official without the table's footnote" in table
+    assert "21.7" in table
+    assert minatar.draw(tmp_path, tmp_path) == []

@@ -274,3 +274,26 @@ def test_the_protocol_is_checked():
     ):
         with pytest.raises(CapoError, match=message):
             envs.make(env)
+
+
+@pytest.mark.parametrize("game", ["breakout", "space_invaders"])
+def test_all_six_actions_are_the_originals(game):
+    """Against pgx with its own full action set, bit by bit."""
+
+    import pgx
+
+    made = pgx.make(f"minatar-{game}")
+    theirs = type(made)(use_minimal_action_set=False)
+    env = envs.make(f"minatar-{game}-full")
+    assert env.n_actions == 6
+    step, other = jax.jit(env.step), jax.jit(theirs.step)
+    key = jax.random.PRNGKey(3)
+    ours, seen = env.reset(key)
+    state = theirs.init(key)
+    np.testing.assert_array_equal(seen, state.observation)
+    for i in range(40):
+        own = jax.random.fold_in(key, i)
+        ours, seen, reward, *_ = step(own, ours, jnp.int32(i % 6))
+        state = other(state, jnp.int32(i % 6), own)
+        np.testing.assert_array_equal(seen, state.observation)
+        assert float(reward) == float(state.rewards[0])

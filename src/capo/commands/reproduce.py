@@ -23,7 +23,7 @@ EXPERIMENTS = {
     "chain": "CAPO and Off-PAC with true values on the chain (about 6 minutes)",
     "grid": "CAPO, Off-PAC and PPO with true values in the maze (about 40 minutes)",
     "directions": "steps of gradients and of CAPO beside the true gradient (about 3 minutes)",
-    "signs": "how often the critic has the sign right, and the score (about 10 minutes)",
+    "signs": "how often a learned critic has the sign right, and the score (about a minute)",
     "noise": "wrong signs and sizes (5 minutes), noisy rewards on a game (hours, or a GPU)",
     "ablation": "what matters in NCAPO: the chain (minutes), a game (hours, or a GPU)",
     "minatar": "the main figure: five games, all algorithms (hours, or a GPU)",
