@@ -1,10 +1,10 @@
 """Trials of the certain-sign update: variants x environments x seeds, one row of a CSV each.
 
-    python benchmarks/research_signs.py --out results/research/signs.csv --frames 200000 \\
+    python benchmarks/research_signs.py --out results/research/certain_signs.csv --frames 200000 \\
         --env Acrobot-v1 FrozenLake-v1 --seeds 0 1 2 --variant heads 'heads critic_heads=16'
 
 A variant is a name from VARIANTS, then changes: settings of NCAPO, and options of :class:`Trial` (see OPTIONS).
-A row that is in the file already is not computed again.
+A row that is in the file already is not computed again. ``--table`` prints the file as a table.
 """
 
 from __future__ import annotations
@@ -113,11 +113,11 @@ def parse(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
     return given, options
 
 
-def train(variant: str, env_name: str, seeds: list[int], frames: int) -> Any:
+def train(variant: str, env_name: str, seeds: list[int], frames: int, preset: str) -> Any:
     """Rows of one variant on one environment."""
     settings, options = parse(variant)
     env = make_env(env_name)
-    config = override(NCAPOConfig.preset("default", env.name), {"horizon": frames, **settings})
+    config = override(NCAPOConfig.preset(preset, env.name), {"horizon": frames, **settings})
     algorithm = Trial(config, env)
     algorithm.options = options
     learner = make_learner(algorithm, env)
@@ -136,7 +136,8 @@ def train(variant: str, env_name: str, seeds: list[int], frames: int) -> Any:
             episodes = np.nansum(logged["episodes"])
             total = np.nansum(logged["episodes"] * np.nan_to_num(logged["episode_return"]))
             curve.append(total / episodes if episodes else math.nan)
-        learner.close()
+        if hasattr(learner, "close"):
+            learner.close()
         seconds = time.process_time() - begin  # of all threads: the machine is shared
         returns = learner.evaluate(state.params, jax.random.split(jax.random.PRNGKey(seed + 1000), 1), 64)
         yield {
@@ -154,14 +155,34 @@ def train(variant: str, env_name: str, seeds: list[int], frames: int) -> Any:
         }
 
 
+def table(path: Path) -> str:
+    """The scores of a file, one line per variant and number of frames, one column per environment."""
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    names = list(dict.fromkeys(row["env"] for row in rows))
+    lines = [f"| variant | frames | {' | '.join(names)} |", "|---|---|" + "---|" * len(names)]
+    for variant, frames in dict.fromkeys((row["variant"], row["frames"]) for row in rows):
+        cells = []
+        for name in names:
+            mine = [row for row in rows if (row["variant"], row["frames"], row["env"]) == (variant, frames, name)]
+            cells.append(", ".join(f"{float(row['score']):.3g} ({row['seed']})" for row in mine) or "-")
+        lines.append(f"| `{variant}` | {int(frames):,} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("results/research/signs.csv"))
+    parser.add_argument("--out", type=Path, default=Path("results/research/certain_signs.csv"))
     parser.add_argument("--frames", type=int, default=200_000)
-    parser.add_argument("--env", nargs="+", required=True)
+    parser.add_argument("--env", nargs="+", default=[])
+    parser.add_argument("--preset", default="default", help="what the variant default is")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--variant", nargs="+", required=True)
+    parser.add_argument("--variant", nargs="+", default=[])
+    parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
+    if options.table:
+        print(table(options.out))
+        return
     known = set()
     if options.out.exists():
         with options.out.open() as file:
@@ -169,7 +190,7 @@ def main() -> None:
     for variant in options.variant:
         for env in options.env:
             seeds = [seed for seed in options.seeds if (variant, env, seed, options.frames) not in known]
-            for row in train(variant, env, seeds, options.frames) if seeds else ():
+            for row in train(variant, env, seeds, options.frames, options.preset) if seeds else ():
                 new = not options.out.exists()
                 with options.out.open("a", newline="") as file:
                     writer = csv.DictWriter(file, FIELDS)

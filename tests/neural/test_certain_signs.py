@@ -247,6 +247,13 @@ def test_the_size_of_rewards_changes_no_step_in_units_of_noise():
     assert 100 * critic_100 == pytest.approx(critic, rel=1e-3)  # on values 100 times as large: d log(loss)
 
 
+def test_it_learns_what_fits_the_observation():
+    settings = {"n_envs": 16, "rollout_length": 4, "gamma": 0.9, "learning_rate": 3e-3, "width": 32, "seed": 0}
+    agent = capo.NCAPO("probe-both", **settings).learn(10_000)
+    assert agent.config.advantage_weight == "certain"
+    assert agent.evaluate(episodes=200).mean > 0.95
+
+
 @pytest.mark.parametrize("heads", [1, 4])
 def test_explorers_follow_a_head_each_and_the_others_the_policy(heads):
     algorithm = algorithm_of(critic_heads=heads, explorers=0.5)
