@@ -26,6 +26,7 @@ from capo.neural.parts.critic import CriticHead
 from capo.neural.parts.iterations import Iteration
 from capo.neural.parts.networks import Inputs, NetworkSpec, Params
 from capo.neural.parts.onnx_graph import Graph
+from capo.neural.parts.own import NONE, OwnParts
 from capo.neural.parts.policies import taken
 from capo.neural.parts.replay import Rollout
 from capo.neural.parts.retrace import retrace, v_trace
@@ -93,8 +94,8 @@ class OffPolicy(Algorithm):
     explores = True
     config: RetraceSettings
 
-    def __init__(self, config: RetraceSettings, env: Env) -> None:
-        super().__init__(config, env)
+    def __init__(self, config: RetraceSettings, env: Env, own: OwnParts = NONE) -> None:
+        super().__init__(config, env, own)
         if self.network.factors and config.critic == "categorical":
             raise CapoError(
                 f"{env.name!r} has actions of {len(self.network.factors)} factors, whose Q is a sum over them; a "
