@@ -82,7 +82,7 @@ def test_a_folder_that_can_not_be_written_is_known_before_playing(
 
 def test_the_default_number_of_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(train, "finish", lambda _, frames: asked.append(frames) or 0)
+    monkeypatch.setattr(train, "finish", lambda _, frames, **__: asked.append(frames) or 0)
     for index, env in enumerate(("minatar-breakout", "CartPole-v1")):
         assert main(["train", env, "--out", str(tmp_path / str(index)), *SET]) == 0
     assert main(["train", "CartPole-v1", "--out", str(tmp_path / "2"), "--frames", "7"]) == 0

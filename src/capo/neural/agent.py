@@ -250,5 +250,5 @@ def _frames(frames: int | None, total_timesteps: int | None) -> int:
     """The frames to train for, under whichever name they were given."""
     if (frames is None) == (total_timesteps is None):
         given = "neither was" if frames is None else "both were"
-        raise CapoError(f"learn() needs frames or total_timesteps (two names of the same): {given} given")
+        raise CapoError(f"learn() needs frames (also called total_timesteps), a positive integer: {given} given")
     return whole("frames", frames) if frames is not None else whole("total_timesteps", total_timesteps)
