@@ -17,7 +17,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import jax
@@ -289,18 +289,18 @@ class JittedLearner(Learner):
 
 def _guards(layout: Layout | None, factors: tuple[int, ...], rollouts: Rollout) -> Metrics:
     """Whether what the environment gave is sound, 1 or 0 each: training stops on 0."""
-    sound = {"rewards_finite": jnp.isfinite(rollouts.reward).all()}
+    sound = {"rewards_finite": jnp.isfinite(rollouts.reward).all().astype(jnp.float32)}
     parts = {"": rollouts.obs} if layout is None else layout.unpack(rollouts.obs)
-    floats = [part for part in parts.values() if jnp.issubdtype(part.dtype, jnp.floating)]
-    if floats:
-        sound["observations_finite"] = jnp.stack([jnp.isfinite(part).all() for part in floats]).all()
+    finite = [jnp.isfinite(part).all() for part in parts.values() if jnp.issubdtype(part.dtype, jnp.floating)]
+    if finite:
+        sound["observations_finite"] = reduce(jnp.logical_and, finite).astype(jnp.float32)
     if layout is not None and layout.masked:
         some = policies.each_factor(lambda own: own.any(axis=-1, keepdims=True), factors, parts[MASK]).all(axis=-1)
         length = rollouts.reward.shape[-1]
         # After a terminated episode nothing is done any more, so nothing has to be allowed.
         after = replay.at_successors(some, length) | rollouts.terminated
-        sound["masks_sound"] = some[:, :length].all() & after.all()
-    return {name: holds.astype(jnp.float32) for name, holds in sound.items()}
+        sound["masks_sound"] = (some[:, :length].all() & after.all()).astype(jnp.float32)
+    return sound
 
 
 @dataclass(frozen=True)
