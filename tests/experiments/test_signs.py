@@ -93,6 +93,7 @@ def test_data_table_and_figure(tmp_path, monkeypatch):
     assert all(0 <= row["used_along"] <= 1 and row["score_end"] <= 1 + 1e-9 for row in rows.values())
     assert rows["fixed", 0.0]["critic_along"] > 0.6, "better than guessing"
     again = tmp_path / "again"
+    again.mkdir()
     signs.run(again, quick=True, progress=False)
     assert (again / "curves.csv").read_bytes() == (tmp_path / "curves.csv").read_bytes()
     monkeypatch.setattr(signs, "train", None)

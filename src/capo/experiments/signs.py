@@ -152,7 +152,7 @@ def train(mdp: MDP, name: str, noise: float, sizes: Sizes) -> list[Row]:
         if iteration % (sizes.iterations // sizes.points) == 0:
             for k in range(sizes.runs):
                 score = (plain_return(mdp, np.exp(log_pi[k])) - low) / (high - low)
-                key = {"step": name, "noise": noise, "run": k}
+                key: Row = {"step": name, "noise": noise, "run": k}
                 frames = iteration * sizes.n_envs * sizes.length
                 rows.append({**key, "frames": frames, **shares(mdp, log_pi[k], q[k], sign[k]), "score": score})
         log_pi = np.asarray(coordinate_update(log_pi, sign, STEPS[name][1].alpha(log_pi, sign)))
@@ -161,7 +161,7 @@ def train(mdp: MDP, name: str, noise: float, sizes: Sizes) -> list[Row]:
 
 def _drawn(below: Floats, chance: Floats) -> Ints:
     """Indices drawn by cumulative probabilities ``below`` (..., n), one for each of ``chance`` (...)."""
-    return np.minimum((below <= chance[..., None]).sum(axis=-1), below.shape[-1] - 1)
+    return np.asarray(np.minimum((below <= chance[..., None]).sum(axis=-1), below.shape[-1] - 1))
 
 
 def collect(
@@ -194,7 +194,8 @@ def _joined(kept: Rollouts, fresh: Rollouts, most: int) -> Rollouts:
 def _sample(kept: Rollouts, batch: int, rng: np.random.Generator) -> Rollouts:
     runs, stored = kept.state.shape[:2]
     chosen = rng.integers(stored, size=(runs, batch))
-    return Rollouts(*(array[np.arange(runs)[:, None], chosen] for array in kept))
+    drawn: list[Any] = [array[np.arange(runs)[:, None], chosen] for array in kept]
+    return Rollouts(*drawn)
 
 
 def retrace(gamma: float, pi: Floats, q: Floats, batch: Rollouts) -> tuple[Floats, Floats]:
