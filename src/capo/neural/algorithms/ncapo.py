@@ -74,7 +74,7 @@ class NCAPOConfig(RetraceSettings):
     certain: every action of a state is updated, alpha multiplied by P(A > 0) - P(A < 0) as the critic believes."""
     critic_heads: Count = 1
     """Estimates of Q that the critic gives, 1 or an even number. They start as pairs that cancel and learn from
-    returns of their own; how far they disagree is what the critic does not know."""
+    returns of their own; how far they disagree is what the critic does not know. A categorical critic has one."""
     noise_uncertainty: TracedNonNegative = 0.3
     """With advantage_weight=certain: the part of the noise of returns, the rms of G - Q', that counts as
     uncertainty."""
@@ -96,8 +96,6 @@ class NCAPOConfig(RetraceSettings):
         super().__post_init__()
         if self.critic_heads > 1 and self.critic_heads % 2:
             raise CapoError(f"critic_heads={self.critic_heads} must be 1 or even: they start as pairs that cancel")
-        if self.critic_heads > 1 and self.critic == "categorical":
-            raise CapoError(f"critic_heads={self.critic_heads} needs critic='mean': a categorical critic has one")
 
     @classmethod
     def _preset(cls, name: str, env_name: str) -> Self:
@@ -327,12 +325,13 @@ class NCAPOAlgorithm(OffPolicy):
 
     @property
     def critic(self) -> CriticHead:
-        return replace(super().critic, n_heads=self.config.critic_heads)
+        head = super().critic
+        return head if head.categorical else replace(head, n_heads=self.config.critic_heads)
 
     def init_params(self, rng: np.random.Generator) -> Params:
         """Networks of one seed; the critic's heads cancel in pairs, so that their mean is 0 until it learns."""
         params = super().init_params(rng)
-        if self.config.critic_heads > 1 and not isinstance(rng, networks.ShapesOnly):
+        if self.critic.n_heads > 1 and not isinstance(rng, networks.ShapesOnly):
             kernel = params["critic"]["head"]["kernel"]
             half = kernel[:, : kernel.shape[1] // 2]
             params["critic"]["head"]["kernel"] = np.concatenate([half, -half], axis=1)
@@ -357,8 +356,8 @@ class NCAPOAlgorithm(OffPolicy):
             return log_mu
         inputs = networks.inputs(self.network, obs[:n])
         q = self.critic.values(networks.outputs(self.network, acting["critic"], inputs))
-        if self.config.critic_heads > 1:
-            q = q[jnp.arange(n), jnp.arange(n) % self.config.critic_heads]
+        if self.critic.n_heads > 1:
+            q = q[jnp.arange(n), jnp.arange(n) % self.critic.n_heads]
         scores = policies.masked(q, inputs.mask)
         return log_mu.at[:n].set(policies.epsilon_greedy(scores, epsilon, inputs.mask, self.network.factors))
 
@@ -391,8 +390,9 @@ class NCAPOAlgorithm(OffPolicy):
     def certain_signs(self, batch: Rollout, targets: Targets) -> Array:
         """E sign(A) of every action (B, T, A) under what the critic believes; see :mod:`.certainty`."""
         config = self.config
-        q = targets.q if config.critic_heads > 1 else targets.q[..., None, :]  # (B, T, M, A)
-        returns = targets.returns if config.critic_heads > 1 else targets.returns[..., None]
+        several = self.critic.n_heads > 1
+        q = targets.q if several else targets.q[..., None, :]  # (B, T, M, A)
+        returns = targets.returns if several else targets.returns[..., None]
         noise = jnp.mean(jnp.square(returns - taken_column(q, batch.action)))
         mean, variance = certainty.advantage_belief(targets.log_pi, q, self.network.factors)
         variance = variance + jnp.square(config.noise_uncertainty) * noise
