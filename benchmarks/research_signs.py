@@ -37,6 +37,7 @@ OPTIONS: dict[str, Any] = {
 }
 # What NCAPO's default on vectors was before it had certain signs.
 _SAMPLED = {
+    "learning_rate": 1e-3,
     "batch_size": 32,
     "retrace_lambda": 1.0,
     "width": 64,

@@ -59,6 +59,7 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 # What NCAPO's default on vectors was before it had certain signs.
 SAMPLED_SIGNS: dict[str, Any] = {
+    "learning_rate": 1e-3,
     "retrace_lambda": 1.0,
     "layer_norm": False,
     "advantage_weight": "none",

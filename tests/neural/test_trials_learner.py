@@ -62,7 +62,8 @@ class Walk(Counting):
 
 # Numbers that the algorithm's default settings do not use.
 UNUSED = {
-    "ncapo": {"fixed_alpha", "tau_policy"},  # step_size is log; the policy has no target network
+    # step_size is log; the policy has no target network; certain signs need no sampled advantage
+    "ncapo": {"fixed_alpha", "tau_policy", "actor_lambda"},
     "offpac": {"optimiser_decay", "epsilon_start", "epsilon_final", "tau_policy"},  # adam; mu is uniform
     "ppo": {"optimiser_decay"},  # adam
 }

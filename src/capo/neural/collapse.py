@@ -91,6 +91,10 @@ class CollapseWatch:
 
 
 def _risen(before: list[float], after: list[float]) -> bool:
-    """Whether the mean rose by more than twice its standard error."""
+    """Whether the mean rose by more than twice its standard error, or above all there was before.
+
+    The second, since a run that learns fast rises within its first returns, which makes the error large.
+    """
     error = math.sqrt(sum(np.var(values, ddof=1) / len(values) for values in (before, after)))
-    return float(np.mean(after) - np.mean(before)) > 2 * error
+    mean = float(np.mean(after))
+    return mean > max(before) or mean - float(np.mean(before)) > 2 * error

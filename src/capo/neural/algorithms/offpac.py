@@ -79,6 +79,7 @@ _OWN_DEFAULT: dict[str, Any] = {
 _OWN_VECTOR: dict[str, Any] = {
     "batch_size": 32,
     "retrace_lambda": 1.0,
+    "learning_rate": 1e-3,
     "width": 64,
     "layer_norm": False,
     "tau_q": 0.05,

@@ -295,7 +295,7 @@ class RetraceSettings(EpsilonSettings, ActorCriticSettings):
     """Lambda of Retrace (or V-trace): 0 looks one step ahead, 1 to the end of the rollout."""
     actor_lambda: Annotated[TracedFraction, Search(0.0, 1.0)] = 1.0
     """Factor on retrace_lambda for the actor's advantages. 1 uses the critic's returns; less relies on the critic
-    sooner and has less variance. Off-PAC with weight=q ignores it."""
+    sooner and has less variance. Off-PAC with weight=q and NCAPO with advantage_weight=certain ignore it."""
     optimiser: RetraceOptimiser = "adam"
     """adam or rmsprop; one optimiser for actor and critic together."""
     max_grad_norm: TracedPositive = 0.8
