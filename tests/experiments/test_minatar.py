@@ -17,7 +17,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
 
-from made_runs import make_result
+import made_runs
 from tiny_agents import PLAN, TinyNCAPO, change_presets, tiny_trainings
 
 from capo import CapoError
@@ -26,6 +26,12 @@ from capo.envs.minatar.games import GAMES
 from capo.experiments import minatar, paper_figure, training
 from capo.experiments.training import Plan
 from capo.neural.algorithms import registry
+
+
+def make_result(folder: Path, game: str, algorithm: str, top: float, **changes: Any) -> Path:
+    """A results file with the settings that its preset has now."""
+    settings = registry.find(algorithm).settings.preset(changes.get("preset", "default"), f"minatar-{game}")
+    return made_runs.make_result(folder, game, algorithm, top, **({"config": settings.to_dict()} | changes))
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from capo.experiments.results import write_result
-from capo.neural.algorithms import registry
 from capo.runs.records import FORMAT
 
 FRAMES = 1_000_000
@@ -115,9 +114,6 @@ def make_result(folder: Path, game: str, algorithm: str, top: float, **changes: 
         ],
         "seeds": seeds,
     }
-    row, preset = registry.ROWS.get(algorithm), changes.get("preset", "default")
-    if row is not None and preset in row.settings.PRESETS:
-        content["config"] = row.settings.preset(preset, f"minatar-{game}").to_dict()
     content |= changes
     file = folder / f"{game}-{algorithm}-{content['preset']}.json"
     write_result(file, content)

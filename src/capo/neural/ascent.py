@@ -220,7 +220,7 @@ class Ascent:
 
     def log_policy(self, observations: Any) -> NDArray:
         """(n, A) log-probabilities at ``observations`` (n, ...), float64."""
-        logits = np.asarray(self.policy.logits(self.params, observations), np.float64)
+        logits = np.asarray(self.policy.logits(self.params, np.asarray(observations)), np.float64)
         return np.asarray(log_normalise(logits)[0])
 
 
