@@ -43,7 +43,8 @@ def test_two_devices_learn_what_one_does(tmp_path):
     assert (one["devices"], two["devices"]) == (1, 2)
     assert set(two["spread"]) == {2}
     assert (one["odd"], two["odd"]) == (1, 1)  # three seeds can't be shared by two
-    np.testing.assert_allclose(two["losses"], one["losses"], rtol=1e-4)
+    # Squared errors that have fallen to 1e-5 are differences of numbers around 1, rounded in another order.
+    np.testing.assert_allclose(two["losses"], one["losses"], rtol=1e-4, atol=1e-7)
     for here, there in zip(one["params"], two["params"], strict=True):
         np.testing.assert_allclose(there, here, atol=1e-5)
     assert two["returns"] == one["returns"]
