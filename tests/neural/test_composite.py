@@ -27,6 +27,7 @@ TINY_BY_ALGORITHM = {
     "offpac": {"batch_size": 2, "gradient_steps": 1, "replay_rollouts": 8},
     "a2c": {},
     "ppo": {"batch_size": 8, "epochs": 1},
+    "pqn": {"batch_size": 4},
     "rainbow": {"batch_size": 2, "gradient_steps": 1, "replay_transitions": 32, "learning_starts": 8},
 }
 
@@ -207,7 +208,7 @@ class Raw(gymnasium.Env):
 
 def test_large_images_are_warned_of():
     agent = agent_for("a2c", Raw(), n_envs=1, rollout_length=1)
-    found = list(notices.warnings_about(agent._make_plan(1, None), 0, agent.learner))
+    found = list(notices.warnings_about(agent._make_plan(1, None, None), 0, agent.learner))
     assert any("images of 210x160x3, 100,800 bytes" in text and "84x84" in text for text in found)
     assert agent.learner.network.describe() == "nature"
 
