@@ -87,7 +87,8 @@ def test_a_graph_that_differs_from_the_agent_is_not_written(
     agent = capo.NCAPO("CartPole-v1", width=16)
     wanted = agent.policy
 
-    def other(observations: Any) -> Any:
+    def other(observations: Any, action_masks: Any = None) -> Any:
+        del action_masks
         return wanted(np.asarray(observations) / 2 + 1)
 
     monkeypatch.setattr(agent, "policy", other)

@@ -147,7 +147,7 @@ def test_the_update_of_a_factor_moves_every_pair_that_has_its_action():
     advantage = jnp.asarray(
         np.where(policies.is_taken(action, 5, SIZES), rng.standard_normal((20, 5)), 0.0), jnp.float32
     )
-    config = capo.NCAPO("probe-action").config
+    config = capo.NCAPO("probe-action", advantage_weight="none", floor=0.0).config
     found = actor_target(log_pi, advantage, config, SIZES)
     alpha = np.minimum(-np.asarray(log_pi), config.clip) * np.sign(advantage)
     moved = joint(log_pi, np.add) + joint(alpha, np.add)

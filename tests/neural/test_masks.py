@@ -180,6 +180,8 @@ def reduced(params, names=("actor", "critic", "advantage"), n_actions=4):
 
     def fewer(layer):
         def columns(leaf):
+            if leaf.shape[-1] == 8 * n_actions:  # all actions of the first estimate of Q, then of the second, ...
+                return leaf.reshape(*leaf.shape[:-1], 8, n_actions)[..., KEPT].reshape(*leaf.shape[:-1], -1)
             by_action = leaf.reshape(*leaf.shape[:-1], n_actions, -1)[..., KEPT, :]
             return by_action.reshape(*leaf.shape[:-1], -1)
 
@@ -214,12 +216,15 @@ def assert_same_gradients(large, small, zero=(0, 2)):
     assert (by_action[:, KEPT] != 0).any()
 
 
+SIGN = {"advantage_weight": "none", "kl": "policy-to-target", "critic_heads": 1, "explorers": 0.0}
 OFF_POLICY = {
     "default": {},
-    "paper's networks": {"target_from": "target-network", "shared_trunk": True, "target_critic": "head"},
-    "other loss": {"kl": "target-to-policy", "advantage_weight": "normalised", "entropy": 0.1},
-    "v-trace": {"returns": "v-trace", "retrace_lambda": 0.7, "actor_lambda": 0.5, "step_size": "fixed"},
-    "categorical": {"critic": "categorical", "atoms": 11, "v_min": -5.0, "v_max": 5.0},
+    "one head": {"critic_heads": 1},
+    "sign": SIGN,
+    "paper's networks": SIGN | {"target_from": "target-network", "shared_trunk": True, "target_critic": "head"},
+    "other loss": SIGN | {"kl": "target-to-policy", "advantage_weight": "normalised", "entropy": 0.1},
+    "v-trace": SIGN | {"returns": "v-trace", "retrace_lambda": 0.7, "actor_lambda": 0.5, "step_size": "fixed"},
+    "categorical": SIGN | {"critic": "categorical", "atoms": 11, "v_min": -5.0, "v_max": 5.0},
 }
 
 
@@ -263,6 +268,8 @@ def compare_off_policy(large, small, params):
     (total, terms, grads, log_pi, q), (total2, terms2, grads2, log_pi2, q2) = results
     np.testing.assert_allclose(log_pi[..., KEPT], log_pi2, rtol=1e-5, atol=1e-6)
     assert (np.exp(log_pi[..., [0, 2]]) == 0).all()
+    if q.ndim > log_pi.ndim:  # several estimates
+        log_pi, log_pi2 = log_pi[..., None, :], log_pi2[..., None, :]
     np.testing.assert_allclose((np.exp(log_pi) * q).sum(-1), (np.exp(log_pi2) * q2).sum(-1), rtol=1e-4, atol=1e-6)
     assert set(terms) == set(terms2)
     for name in terms:  # among them the returns, the advantages, both losses and the entropy

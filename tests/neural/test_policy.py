@@ -31,7 +31,7 @@ def test_probabilities_and_values_of_every_algorithm(name: str) -> None:
     one = agent.policy(batch[0])
     np.testing.assert_allclose(one.probabilities, probabilities[0], rtol=1e-6)
     assert one.values.shape == ()
-    masked = agent.policy(batch, action_mask=[False, True]).probabilities
+    masked = agent.policy(batch, action_masks=[False, True]).probabilities
     np.testing.assert_array_equal(masked, [[0, 1]] * 3)
 
 
@@ -45,7 +45,7 @@ def test_the_probabilities_are_those_that_predict_draws_from() -> None:
 
 def test_values_are_the_mean_of_q_under_the_policy_or_the_critics_own() -> None:
     observation = np.array([[0.7]], np.float32)
-    agent = make("ncapo", critic="categorical")
+    agent = make("ncapo", critic="categorical", critic_heads=1)
     spec, algorithm = agent.learner.network, agent.learner.algorithm
     q = algorithm.critic.values(networks.outputs(spec, networks.select(agent.params, "critic"), observation))
     probabilities, values = agent.policy(observation)

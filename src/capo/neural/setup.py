@@ -259,16 +259,8 @@ def _check_copies(env: Any, n_envs: int) -> None:
 def _check_same_spaces(env: Any, other: Any) -> None:
     """Raise if policies trained on ``env`` can't play ``other``."""
     ours, theirs = describe(env), describe(other)
-    keys = (
-        "n_actions",
-        "observation_parts",
-        "observation_shape",
-        "observation_dtype",
-        "jitted",
-        "masked",
-        "factors",
-    )
-    for key in keys:
+    first = ("masked", "factors")  # of which the other differences follow
+    for key in sorted((ours.keys() | theirs.keys()) - {"name"}, key=lambda name: (name not in first, name)):
         if ours.get(key) != theirs.get(key):
             raise CapoError(
                 f"eval_env {other.name!r} does not fit {env.name!r}: {key} is {theirs.get(key)!r}, not "

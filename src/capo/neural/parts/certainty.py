@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from capo.arrays import Array
-from capo.neural.parts.policies import Sizes, each_factor
+from capo.neural.parts.policies import FORBIDDEN, Sizes, each_factor
 
 
 def expected_sign(mean: Array, variance: Array) -> Array:
@@ -45,6 +45,10 @@ def advantage_belief(log_pi: Array, q: Array, factors: Sizes = ()) -> tuple[Arra
 
 
 def mean_certainty(log_pi: Array, sign: Array) -> Array:
-    """How certain the signs (..., A) of a state are, 0 to 1: the mean of |sign| over the actions not chosen."""
-    others = 1.0 - jnp.exp(log_pi)
-    return jnp.sum(others * jnp.abs(sign), axis=-1) / max(sign.shape[-1] - 1, 1)
+    """How certain the signs (..., A) of a state are, 0 to 1: the mean of |sign| over the actions not chosen.
+
+    Actions that are not allowed do not count.
+    """
+    allowed = log_pi > FORBIDDEN / 2
+    others = jnp.where(allowed, 1.0 - jnp.exp(log_pi), 0.0)
+    return jnp.sum(others * jnp.abs(sign), axis=-1) / jnp.maximum(allowed.sum(axis=-1) - 1, 1)
