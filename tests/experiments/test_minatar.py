@@ -199,7 +199,7 @@ def test_a_folder_without_a_finished_seed_is_an_error(
         (["--algos", "ncapo", "ncap:official"], "did you mean 'ncapo'"),
         (["--algos", "ppo", "ncapo:offical"], "unknown preset of ncapo 'offical': did you mean 'official'"),
         (["--algos", "ncapo", "ppo", "--preset", "official"], "unknown preset of ppo 'official'"),
-        (["--quick", "--algos", "ppo:cpu"], "unknown preset of ppo 'cpu': allowed are default, paper"),
+        (["--quick", "--algos", "ppo:cpu"], "unknown preset of ppo 'cpu': allowed are atari, default, paper"),
         (["--quick", "--algos", "ppo", "--preset", "fast"], "unknown preset of ppo 'fast'"),
         (["--algos", "ncapo:"], "unknown preset of ncapo ''"),
         (["--draw-only", "--games", "breakout"], "--games does not apply to --draw-only"),
