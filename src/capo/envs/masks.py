@@ -87,6 +87,11 @@ class HostMasks:
             masks[i] = self._checked(method, _entry(method, infos, i))
         return masks
 
+    def pack_first(self, observations: NDArray, masks: NDArray, who: NDArray | bool = True) -> NDArray:
+        """First observations (n, ...) with their masks (n, A), as rows of bytes; raises if one allows nothing."""
+        self.check_some_allowed("reset", masks, observations, who)
+        return np.asarray(self.pack(observations, masks))
+
     def check_some_allowed(
         self, method: str, masks: NDArray, observations: NDArray, who: NDArray | bool = True
     ) -> None:

@@ -63,9 +63,7 @@ class SB3Vector:
             obs = checked_observations("reset", encoded, self._encoding.layout)
             if self._masks is None:
                 return obs
-            masks = self._read_masks("reset")
-            self._masks.check_some_allowed("reset", masks, obs)
-            return np.asarray(self._masks.pack(obs, masks))
+            return self._masks.pack_first(obs, self._read_masks("reset"))
 
     def _read_masks(self, method: str) -> NDArray:
         assert self._masks is not None

@@ -59,8 +59,7 @@ class SeparateCopies:
             return obs
         infos = [info for _, info in results]
         masks = np.stack([self._read_mask("reset", env, info) for env, info in zip(envs, infos, strict=True)])
-        self._masks.check_some_allowed("reset", masks, obs)
-        return np.asarray(self._masks.pack(obs, masks))
+        return self._masks.pack_first(obs, masks)
 
     def step(self, action: NDArray) -> HostStep:
         successors, observations, masks, next_masks = [], [], [], []
@@ -139,8 +138,7 @@ class UserVector:
         if self._masks is None:
             return obs
         masks = self._read_masks("reset", info, who)
-        self._masks.check_some_allowed("reset", masks, obs, who)
-        return np.asarray(self._masks.pack(obs, masks))
+        return self._masks.pack_first(obs, masks, who)
 
     def step(self, action: NDArray) -> HostStep:
         with environment_call("step"):

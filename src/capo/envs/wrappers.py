@@ -221,7 +221,7 @@ class StackedVector(_Wrapper):
         moved: HostStep = self.inner.step(action)
         width = moved.successor.shape[-1]
         successor = np.concatenate([self._stack[..., width:], moved.successor], axis=-1)
-        # Where learning stops, nothing from before is seen afterwards, even if a game goes on.
+        # Where learning stops, nothing from before is seen afterwards, even if the game continues.
         fresh = moved.terminated | moved.truncated | ~moved.valid
         obs = successor
         if fresh.any():
