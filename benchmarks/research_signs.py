@@ -16,10 +16,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
+from suite_parts.tasks import TASKS, register
 
 from capo import envs
 from capo.arrays import Array, Metrics
@@ -91,13 +91,9 @@ class Trial(NCAPOAlgorithm):
 
 
 def make_env(name: str) -> Any:
-    """CliffWalking gets a time limit."""
-    if name == "CliffWalking-v1":
-        if "CliffWalking200-v1" not in gymnasium.registry:
-            entry = gymnasium.spec(name).entry_point
-            gymnasium.register("CliffWalking200-v1", entry, max_episode_steps=200)
-        name = "CliffWalking200-v1"
-    return envs.make(name)
+    """A task of the suite as the suite makes it; any other environment as it comes."""
+    register()
+    return envs.make(TASKS[name].capo_env if name in TASKS else name)
 
 
 def parse(text: str) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -1,7 +1,7 @@
 """Does an algorithm learn wherever it is pointed? Twelve small environments and two probes, defaults as they are.
 
     capo bench suite --algorithms random sb3-ppo sb3-dqn        the peers; what is finished is not run again
-    capo bench suite --algorithms ncapo --seeds 0 1 2           NCAPO
+    capo bench suite --algorithms ncapo --seeds 20 21 22         NCAPO
     capo bench suite --only CartPole-v1 Taxi-v4 --frames 50000 --out runs/suite
     capo bench suite --table                                    only print the tables of what is there
     capo bench suite --table --page docs/results/suite.md       and put them into the page of the documentation
@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=OUT, help="folder of the lines (default: results/suite)")
     parser.add_argument("--only", nargs="+", default=list(TASKS), choices=list(TASKS), metavar="ENV", help="tasks")
     parser.add_argument("--algorithms", nargs="+", default=list(ALGORITHMS), choices=ALGORITHMS)
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[20, 21, 22])
     parser.add_argument("--frames", type=lambda text: int(float(text)), default=200_000, help="of each training")
     parser.add_argument("--table", action="store_true", help="train nothing, only print the tables")
     parser.add_argument("--page", type=Path, help="with --table: a Markdown page to put the tables into")
