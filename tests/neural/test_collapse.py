@@ -46,6 +46,7 @@ def test_a_collapse_without_a_rise_is_said_once():
     [
         (EXPLORES + GONE, [20.0] * 4 + list(np.linspace(40, 500, 12))),  # it learned
         (EXPLORES + GONE, [0.5, 0.8, 0.93, 0.94] + [0.95] * 12),  # it learned at once
+        (EXPLORES + GONE, [0.44, 0.95, 0.97, 0.97] + [0.94, 0.95] * 6),  # and then lost a little of it
         ([1.0] * 16, [-500.0] * 16),  # it explores
         ([1e-4] * 16, [-500.0] * 16),  # a resumed run: how it got there is not known
         (EXPLORES + GONE[:4], [-500.0] * 8),  # not for long
