@@ -66,9 +66,11 @@ class Coordinates:
     """Where single-coordinate updates come from: ``pairs`` (n, 2), or a walk driven by ``uniforms`` (n, 3)."""
 
     pairs: Ints
-    uniforms: Floats
-    walked: bool
-    walk: Walk
+    walk: Walk | None = None
+    uniforms: Floats | None = None
+
+    def __len__(self) -> int:
+        return len(self.pairs if self.uniforms is None else self.uniforms)
 
 
 @dataclass
@@ -197,7 +199,7 @@ class DenseCritic:
 
     def run(self, coordinates: Coordinates, stepsize: StepSize, traced: int) -> Steps:
         """Make single-coordinate updates; keep what the first ``traced`` of them did."""
-        n = len(coordinates.uniforms) if coordinates.walked else len(coordinates.pairs)
+        n = len(coordinates)
         traced = min(traced, n)
         steps = Steps(
             np.empty(traced, np.int64),
@@ -208,6 +210,7 @@ class DenseCritic:
             np.empty(n),
         )
         walk = coordinates.walk
+        walked = None if walk is None else (*self._walk_arrays(walk), coordinates.uniforms)
         done = 0
         while done < n:
             done, self._pending = kernels.run(
@@ -215,8 +218,7 @@ class DenseCritic:
                 *encode(stepsize, self.mdp.n_actions),
                 self.log_policy, self.policy, self.values, self.counts,
                 self._inverse, self._u, self._w, self._pending, self._depth,
-                coordinates.pairs, coordinates.walked, walk.behaviour, walk.mix, self.mdp.terminal,
-                walk.restart, walk.horizon, walk.position, coordinates.uniforms,
+                coordinates.pairs, walked,
                 steps.state, steps.action, steps.sign, steps.alpha, steps.value, steps.row, traced,
                 done,
             )  # fmt: skip
@@ -227,11 +229,11 @@ class DenseCritic:
     def walk_pairs(self, walk: Walk, uniforms: Floats) -> Ints:
         """(n, 2) pairs visited by continuing the walk under the current policy."""
         pairs = np.empty((len(uniforms), 2), np.int64)
-        kernels.walk(
-            self._csr, self.log_policy, walk.behaviour, walk.mix, self.mdp.terminal,
-            walk.restart, walk.horizon, walk.position, uniforms, pairs,
-        )  # fmt: skip
+        kernels.walk(self._csr, self.log_policy, *self._walk_arrays(walk), uniforms, pairs)
         return pairs
+
+    def _walk_arrays(self, walk: Walk) -> tuple[Any, ...]:
+        return walk.behaviour, walk.mix, self.mdp.terminal, walk.restart, walk.horizon, walk.position
 
     def advantage_rows(self, states: Ints) -> Floats:
         """(n, A) advantages at ``states`` (n,)."""

@@ -33,7 +33,7 @@ def step_size(kind, first, second, log_p, sign, count):  # type: ignore[no-untyp
     if kind == FIXED:
         return first
     if kind == CLIPPED:
-        return min(-log_p, first)
+        return first if first < -log_p else -log_p
     if kind == LOG:
         return -first * log_p
     if sign <= 0:
@@ -57,7 +57,8 @@ def normalise_row(row):  # type: ignore[no-untyped-def]
             rest += math.exp(row[a] - peak)
     shift = math.log1p(rest)
     for a in range(row.shape[0]):
-        row[a] = max((row[a] - peak) - shift, FLOOR)
+        value = (row[a] - peak) - shift
+        row[a] = FLOOR if FLOOR > value else value
 
 
 @nb.njit(**_FAST)
@@ -179,24 +180,29 @@ def run(  # type: ignore[no-untyped-def]
     csr, reward, gamma, rho, sign_tol,  # the MDP
     kind, first, second,  # the step size
     log_policy, policy, values, counts, inverse, u, w, pending, depth,  # the engine's state, changed in place
-    pairs, walked, behaviour, mix, terminal, restart, horizon, walker, uniforms,  # where coordinates come from
+    pairs, walk_of,  # where coordinates come from
     out_state, out_action, out_sign, out_alpha, out_value, out_row, traced,  # what happened
     begin,
 ):  # fmt: skip
     """Single-coordinate updates ``begin``, ``begin + 1``, ... until all are done or ``depth`` is full.
 
-    Coordinates come from ``pairs`` (n, 2) or, when ``walked``, from a walk driven by ``uniforms`` (n, 3).
+    Coordinates come from ``pairs`` (n, 2); or, unless it is None, from a walk ``walk_of`` = (behaviour, mix,
+    terminal, restart, horizon, walker, uniforms (n, 3)). Numba leaves the code for walks out where it is None.
     Returns the index of the next update and the number of pending changes.
     """
     indptr, indices, data = csr
     n_states, n_actions = policy.shape
-    n = uniforms.shape[0] if walked else pairs.shape[0]
+    if walk_of is not None:
+        behaviour, mix, terminal, restart, horizon, walker, uniforms = walk_of
+        n = uniforms.shape[0]
+    else:
+        n = pairs.shape[0]
     x = np.empty(n_states)
     base_q, g = np.empty(n_actions), np.empty(n_actions)
     change = np.zeros(n_actions)
     i = begin
     while i < n and (depth == 0 or pending < depth):
-        s = walker[0] if walked else pairs[i, 0]
+        s = pairs[i, 0] if walk_of is None else walker[0]
         column(inverse, u, w, pending, s, x)
         for a in range(n_actions):
             pair = s * n_actions + a
@@ -208,8 +214,8 @@ def run(  # type: ignore[no-untyped-def]
         c = 0.0
         scale = 1.0
         changed = False
-        while i < n and (walker[0] if walked else pairs[i, 0]) == s:
-            a = draw_action(behaviour[s], row, mix, uniforms[i, 0]) if walked else pairs[i, 1]
+        while i < n and (pairs[i, 0] if walk_of is None else walker[0]) == s:
+            a = pairs[i, 1] if walk_of is None else draw_action(behaviour[s], row, mix, uniforms[i, 0])
             advantage = (base_q[a] + g[a] * c) - (values[s] + x[s] * c)
             sign = 1 if advantage > sign_tol else (-1 if advantage < -sign_tol else 0)
             counts[s, a] += 1
@@ -232,9 +238,10 @@ def run(  # type: ignore[no-untyped-def]
                 out_action[i] = a
                 out_sign[i] = sign
                 out_alpha[i] = alpha
-                out_row[i] = row
+                for b in range(n_actions):  # assigning the row would compile a check of shapes, for a second
+                    out_row[i, b] = row[b]
             i += 1
-            if walked:
+            if walk_of is not None:
                 advance(csr, n_actions, terminal, restart, horizon, walker, a, uniforms[i - 1])
         if changed:
             _add_multiple(values, x, c)
