@@ -145,6 +145,7 @@ class DenseCritic:
         self.mdp, self.sign_tol = mdp, sign_tol
         rows = mdp.csr()
         self._csr = (rows.indptr.astype(np.int64), rows.indices.astype(np.int64), rows.data)
+        self._start = mdp.start.copy()  # read-only arrays are types of their own, which would compile dot twice
         self._depth = (0 if mdp.n_states <= DIRECT_BELOW else DEPTH) if depth is None else depth
         self.log_policy = np.ascontiguousarray(log_policy, dtype=np.float64).copy()
         self.policy = np.exp(self.log_policy)
@@ -214,7 +215,7 @@ class DenseCritic:
         done = 0
         while done < n:
             done, self._pending = kernels.run(
-                self._csr, self.mdp.reward, self.mdp.gamma, self.mdp.start, self.sign_tol,
+                self._csr, self.mdp.reward, self.mdp.gamma, self._start, self.sign_tol,
                 *encode(stepsize, self.mdp.n_actions),
                 self.log_policy, self.policy, self.values, self.counts,
                 self._inverse, self._u, self._w, self._pending, self._depth,

@@ -24,10 +24,14 @@ from capo.update import KINDS, floor
 FLOOR = floor(np.float64)
 LOG, FIXED, CLIPPED, ON_POLICY = (KINDS.index(kind) for kind in ("log", "fixed", "clipped", "on-policy"))
 _JIT = {"cache": True, "nogil": True}
-_FAST = _JIT | {"fastmath": {"reassoc", "contract", "nsz"}}  # NaN and infinity keep their meaning
+_REASSOCIATES = {"fastmath": {"reassoc", "contract", "nsz"}}  # NaN and infinity keep their meaning
+_FAST = _JIT | _REASSOCIATES
+# Functions that only kernels call: not callable from Python and not cached by themselves, which compiles faster.
+_INNER = {"nogil": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+_INNER_FAST = _INNER | _REASSOCIATES
 
 
-@nb.njit(**_JIT)
+@nb.njit(**_INNER)
 def step_size(kind, first, second, log_p, sign, count):  # type: ignore[no-untyped-def]
     """Twin of :meth:`capo.update.StepSize.alpha` for one entry."""
     if kind == FIXED:
@@ -43,7 +47,7 @@ def step_size(kind, first, second, log_p, sign, count):  # type: ignore[no-untyp
     return second * math.log1p(1.0 / count)
 
 
-@nb.njit(**_JIT)
+@nb.njit(**_INNER)
 def normalise_row(row):  # type: ignore[no-untyped-def]
     """Twin of :func:`capo.update.log_normalise` for one row (A,), in place."""
     top = 0
@@ -61,7 +65,7 @@ def normalise_row(row):  # type: ignore[no-untyped-def]
         row[a] = FLOOR if FLOOR > value else value
 
 
-@nb.njit(**_FAST)
+@nb.njit(**_INNER_FAST)
 def dot(x, y):  # type: ignore[no-untyped-def]
     total = 0.0
     for i in range(x.shape[0]):
@@ -69,13 +73,13 @@ def dot(x, y):  # type: ignore[no-untyped-def]
     return total
 
 
-@nb.njit(**_FAST)
+@nb.njit(**_INNER_FAST)
 def _add_multiple(x, u, factor):  # type: ignore[no-untyped-def]
     for i in range(x.shape[0]):
         x[i] += u[i] * factor
 
 
-@nb.njit(**_JIT)
+@nb.njit(**_INNER)
 def add_rows(weights, matrix, out):  # type: ignore[no-untyped-def]
     """out += weights^T matrix, passing over the weights that are 0: few successors make few rows."""
     for t in range(weights.shape[0]):
@@ -91,7 +95,7 @@ def left_product(w, matrix, out):  # type: ignore[no-untyped-def]
         add_rows(w[k], matrix, out[k])
 
 
-@nb.njit(**_FAST)
+@nb.njit(**_INNER_FAST)
 def sparse_dot(indptr, indices, data, row, x):  # type: ignore[no-untyped-def]
     total = 0.0
     for k in range(indptr[row], indptr[row + 1]):
@@ -99,7 +103,7 @@ def sparse_dot(indptr, indices, data, row, x):  # type: ignore[no-untyped-def]
     return total
 
 
-@nb.njit(**_JIT)
+@nb.njit(**_INNER)
 def column(inverse, u, w, pending, s, x):  # type: ignore[no-untyped-def]
     """x = M[:, s] with the pending changes applied, in the order they came."""
     for i in range(x.shape[0]):
@@ -108,13 +112,14 @@ def column(inverse, u, w, pending, s, x):  # type: ignore[no-untyped-def]
         _add_multiple(x, u[k], dot(w[k], x))
 
 
-@nb.njit(**_JIT)
+@nb.njit(**_INNER)
 def commit(csr, gamma, n_actions, inverse, u, w, pending, depth, s, change, x, scale):  # type: ignore[no-untyped-def]
     """Enter the policy change (A,) at state s into M; returns the number of pending changes."""
     indptr, indices, data = csr
     slot = pending if depth > 0 else 0
     row = w[slot]
-    row[:] = 0.0
+    for i in range(row.shape[0]):
+        row[i] = 0.0
     for a in range(n_actions):
         if change[a] != 0.0:
             pair = s * n_actions + a
@@ -124,14 +129,16 @@ def commit(csr, gamma, n_actions, inverse, u, w, pending, depth, s, change, x, s
         u[slot, i] = x[i] * scale
     if depth > 0:
         return pending + 1
-    left = np.zeros(x.shape[0])
+    left = np.empty(x.shape[0])
+    for i in range(x.shape[0]):
+        left[i] = 0.0
     add_rows(row, inverse, left)
     for i in range(x.shape[0]):
         _add_multiple(inverse[i], left, u[0, i])
     return 0
 
 
-@nb.njit(**_JIT)
+@nb.njit(**_INNER)
 def draw(probabilities, uniform):  # type: ignore[no-untyped-def]
     """The index that a uniform number picks from a distribution; never one of probability 0."""
     total = 0.0
@@ -145,7 +152,7 @@ def draw(probabilities, uniform):  # type: ignore[no-untyped-def]
     return last
 
 
-@nb.njit(**_JIT)
+@nb.njit(**_INNER)
 def draw_action(behaviour, row, mix, uniform):  # type: ignore[no-untyped-def]
     """An action from mix * pi + (1 - mix) * behaviour, pi given as log-probabilities."""
     total = 0.0
@@ -160,7 +167,7 @@ def draw_action(behaviour, row, mix, uniform):  # type: ignore[no-untyped-def]
     return last
 
 
-@nb.njit(**_JIT)
+@nb.njit(**_INNER)
 def advance(csr, n_actions, terminal, restart, horizon, walker, action, uniforms):  # type: ignore[no-untyped-def]
     """Move the walker [state, steps in this walk] one step; restart at an end or after the horizon."""
     indptr, indices, data = csr
@@ -199,7 +206,7 @@ def run(  # type: ignore[no-untyped-def]
         n = pairs.shape[0]
     x = np.empty(n_states)
     base_q, g = np.empty(n_actions), np.empty(n_actions)
-    change = np.zeros(n_actions)
+    change = np.empty(n_actions)
     i = begin
     while i < n and (depth == 0 or pending < depth):
         s = pairs[i, 0] if walk_of is None else walker[0]
@@ -337,7 +344,7 @@ def bellman_residual(indptr, indices, pi_data, gamma, pi_reward, values, out):  
     return low, high
 
 
-@nb.njit(**_FAST)
+@nb.njit(**_INNER_FAST)
 def solve_lower(indptr, middle, indices, scaled, right, x):  # type: ignore[no-untyped-def]
     """x with (D - L) x = D right, where I - gamma P_pi = D - L - U.
 
@@ -350,7 +357,7 @@ def solve_lower(indptr, middle, indices, scaled, right, x):  # type: ignore[no-u
         x[s] = total
 
 
-@nb.njit(**_FAST)
+@nb.njit(**_INNER_FAST)
 def solve_upper(indptr, middle, indices, scaled, right, x):  # type: ignore[no-untyped-def]
     """x with (D - U) x = D right; a diagonal entry is stored as 0, so x[s] itself must be finite."""
     for s in range(x.shape[0] - 1, -1, -1):
