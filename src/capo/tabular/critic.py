@@ -218,7 +218,7 @@ class DenseCritic:
                 self._csr, self.mdp.reward, self.mdp.gamma, self._start, self.sign_tol,
                 *encode(stepsize, self.mdp.n_actions),
                 self.log_policy, self.policy, self.values, self.counts,
-                self._inverse, self._u, self._w, self._pending, self._depth,
+                self._inverse, self._u, self._w, self._pending, self._depth or None,
                 coordinates.pairs, walked,
                 steps.state, steps.action, steps.sign, steps.alpha, steps.value, steps.row, traced,
                 done,
@@ -248,7 +248,7 @@ class DenseCritic:
         while done < len(states):
             done, self._pending = kernels.commit_rows(
                 self._csr, self.mdp.reward, self.mdp.gamma, self.log_policy, self.policy, self.values,
-                self._inverse, self._u, self._w, self._pending, self._depth, states, rows, done,
+                self._inverse, self._u, self._w, self._pending, self._depth or None, states, rows, done,
             )  # fmt: skip
             if self._depth and self._pending >= self._depth:
                 self.flush()

@@ -8,7 +8,7 @@ by d gives, with x = M[:, s], g = gamma P[s] x (A,) and the advantages adv (A,) 
 
 So once x, Q(s, .) and g are known, every further update of the same state costs O(A): consecutive updates of a
 state are merged into one rank-1 change, committed when the walk leaves the state. Changes are applied to M at once
-when S is small (``depth`` 0), and otherwise kept as up to ``depth`` pending pairs (u, w) until
+when S is small (``depth`` None), and otherwise kept as up to ``depth`` pending pairs (u, w) until
 :func:`capo.tabular.critic.DenseCritic.flush` multiplies them in.
 """
 
@@ -104,19 +104,20 @@ def sparse_dot(indptr, indices, data, row, x):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(**_INNER)
-def column(inverse, u, w, pending, s, x):  # type: ignore[no-untyped-def]
+def column(inverse, u, w, pending, depth, s, x):  # type: ignore[no-untyped-def]
     """x = M[:, s] with the pending changes applied, in the order they came."""
     for i in range(x.shape[0]):
         x[i] = inverse[i, s]
-    for k in range(pending):
-        _add_multiple(x, u[k], dot(w[k], x))
+    if depth is not None:
+        for k in range(pending):
+            _add_multiple(x, u[k], dot(w[k], x))
 
 
 @nb.njit(**_INNER)
 def commit(csr, gamma, n_actions, inverse, u, w, pending, depth, s, change, x, scale):  # type: ignore[no-untyped-def]
     """Enter the policy change (A,) at state s into M; returns the number of pending changes."""
     indptr, indices, data = csr
-    slot = pending if depth > 0 else 0
+    slot = 0 if depth is None else pending
     row = w[slot]
     for i in range(row.shape[0]):
         row[i] = 0.0
@@ -127,7 +128,7 @@ def commit(csr, gamma, n_actions, inverse, u, w, pending, depth, s, change, x, s
                 row[indices[k]] += gamma * change[a] * data[k]
     for i in range(x.shape[0]):
         u[slot, i] = x[i] * scale
-    if depth > 0:
+    if depth is not None:
         return pending + 1
     left = np.empty(x.shape[0])
     for i in range(x.shape[0]):
@@ -208,9 +209,9 @@ def run(  # type: ignore[no-untyped-def]
     base_q, g = np.empty(n_actions), np.empty(n_actions)
     change = np.empty(n_actions)
     i = begin
-    while i < n and (depth == 0 or pending < depth):
+    while i < n and (depth is None or pending < depth):
         s = pairs[i, 0] if walk_of is None else walker[0]
-        column(inverse, u, w, pending, s, x)
+        column(inverse, u, w, pending, depth, s, x)
         for a in range(n_actions):
             pair = s * n_actions + a
             base_q[a] = reward[s, a] + gamma * sparse_dot(indptr, indices, data, pair, values)
@@ -271,9 +272,9 @@ def commit_rows(  # type: ignore[no-untyped-def]
     x = np.empty(n_states)
     change = np.empty(n_actions)
     i = begin
-    while i < states.shape[0] and (depth == 0 or pending < depth):
+    while i < states.shape[0] and (depth is None or pending < depth):
         s = states[i]
-        column(inverse, u, w, pending, s, x)
+        column(inverse, u, w, pending, depth, s, x)
         along = 0.0
         against = 0.0
         for a in range(n_actions):
