@@ -33,7 +33,7 @@ from capo import mdps
 from capo.files import prepare_folder, write_json
 from capo.provenance import provenance
 from capo.tabular.coordinates import Cyclic
-from capo.tabular.critic import Coordinates, DenseCritic, Walk
+from capo.tabular.critic import Coordinates, DenseCritic
 from capo.update import LOG
 
 
@@ -87,15 +87,14 @@ def updates(quick: bool) -> list[dict[str, Any]]:
         if quick:
             plain_count, fast_count = max(4, plain_count // 4), fast_count // 4
         pairs = Cyclic(order).source(mdp, np.random.default_rng(0)).take(fast_count)
-        idle = Walk(np.empty((0, 0)), 0.0, np.empty(0), 1, np.zeros(2, np.int64))
         log_policy = np.full((n_states, 4), -np.log(4))
-        DenseCritic(mdp, log_policy, 1e-12).run(Coordinates(pairs[:9], np.empty((0, 3)), False, idle), LOG, 0)
+        DenseCritic(mdp, log_policy, 1e-12).run(Coordinates(pairs[:9]), LOG, 0)
         plain_times, fast_times = [], []
         for _ in range(3 if quick else 7):
             plain_times.append(seconds(lambda mdp=mdp, few=pairs[:plain_count]: solve_every_update(mdp, few)))
             # The first factorisation is left out on both sides: these are rates of updates.
             critic = DenseCritic(mdp, log_policy, 1e-12)
-            coordinates = Coordinates(pairs, np.empty((0, 3)), False, idle)
+            coordinates = Coordinates(pairs)
             fast_times.append(seconds(lambda critic=critic, all=coordinates: critic.run(all, LOG, 0)))
         slow_rate, fast_rate = plain_count / median(plain_times), fast_count / median(fast_times)
         rows.append(

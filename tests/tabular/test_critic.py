@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 import capo
 from capo import CapoError, StepSize, mdps
-from capo.tabular.critic import Coordinates, DenseCritic, DirectCritic, SignCritic, Walk, single_threaded_blas
+from capo.tabular.critic import Coordinates, DenseCritic, DirectCritic, SignCritic, single_threaded_blas
 from capo.update import coordinate_update
 
-IDLE = Walk(np.empty((0, 0)), 0.0, np.empty(0), 1, np.zeros(2, np.int64))
 
 
 def plain_run(mdp, log_policy, pairs, step, sign_tol):
@@ -37,7 +36,7 @@ def plain_run(mdp, log_policy, pairs, step, sign_tol):
 
 def fast_run(mdp, log_policy, pairs, step, sign_tol, depth):
     critic = DenseCritic(mdp, log_policy, sign_tol, depth=depth)
-    coordinates = Coordinates(np.asarray(pairs, np.int64), np.empty((0, 3)), False, IDLE)
+    coordinates = Coordinates(np.asarray(pairs, np.int64))
     return critic, critic.run(coordinates, step, len(pairs))
 
 

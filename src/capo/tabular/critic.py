@@ -66,9 +66,11 @@ class Coordinates:
     """Where single-coordinate updates come from: ``pairs`` (n, 2), or a walk driven by ``uniforms`` (n, 3)."""
 
     pairs: Ints
-    uniforms: Floats
-    walked: bool
-    walk: Walk
+    walk: Walk | None = None
+    uniforms: Floats | None = None
+
+    def __len__(self) -> int:
+        return len(self.pairs if self.uniforms is None else self.uniforms)
 
 
 @dataclass
@@ -143,6 +145,7 @@ class DenseCritic:
         self.mdp, self.sign_tol = mdp, sign_tol
         rows = mdp.csr()
         self._csr = (rows.indptr.astype(np.int64), rows.indices.astype(np.int64), rows.data)
+        self._start = mdp.start.copy()  # read-only arrays are types of their own, which would compile dot twice
         self._depth = (0 if mdp.n_states <= DIRECT_BELOW else DEPTH) if depth is None else depth
         self.log_policy = np.ascontiguousarray(log_policy, dtype=np.float64).copy()
         self.policy = np.exp(self.log_policy)
@@ -197,7 +200,7 @@ class DenseCritic:
 
     def run(self, coordinates: Coordinates, stepsize: StepSize, traced: int) -> Steps:
         """Make single-coordinate updates; keep what the first ``traced`` of them did."""
-        n = len(coordinates.uniforms) if coordinates.walked else len(coordinates.pairs)
+        n = len(coordinates)
         traced = min(traced, n)
         steps = Steps(
             np.empty(traced, np.int64),
@@ -208,15 +211,15 @@ class DenseCritic:
             np.empty(n),
         )
         walk = coordinates.walk
+        walked = None if walk is None else (*self._walk_arrays(walk), coordinates.uniforms)
         done = 0
         while done < n:
             done, self._pending = kernels.run(
-                self._csr, self.mdp.reward, self.mdp.gamma, self.mdp.start, self.sign_tol,
+                self._csr, self.mdp.reward, self.mdp.gamma, self._start, self.sign_tol,
                 *encode(stepsize, self.mdp.n_actions),
                 self.log_policy, self.policy, self.values, self.counts,
-                self._inverse, self._u, self._w, self._pending, self._depth,
-                coordinates.pairs, coordinates.walked, walk.behaviour, walk.mix, self.mdp.terminal,
-                walk.restart, walk.horizon, walk.position, coordinates.uniforms,
+                self._inverse, self._u, self._w, self._pending, self._depth or None,
+                coordinates.pairs, walked,
                 steps.state, steps.action, steps.sign, steps.alpha, steps.value, steps.row, traced,
                 done,
             )  # fmt: skip
@@ -227,11 +230,11 @@ class DenseCritic:
     def walk_pairs(self, walk: Walk, uniforms: Floats) -> Ints:
         """(n, 2) pairs visited by continuing the walk under the current policy."""
         pairs = np.empty((len(uniforms), 2), np.int64)
-        kernels.walk(
-            self._csr, self.log_policy, walk.behaviour, walk.mix, self.mdp.terminal,
-            walk.restart, walk.horizon, walk.position, uniforms, pairs,
-        )  # fmt: skip
+        kernels.walk(self._csr, self.log_policy, *self._walk_arrays(walk), uniforms, pairs)
         return pairs
+
+    def _walk_arrays(self, walk: Walk) -> tuple[Any, ...]:
+        return walk.behaviour, walk.mix, self.mdp.terminal, walk.restart, walk.horizon, walk.position
 
     def advantage_rows(self, states: Ints) -> Floats:
         """(n, A) advantages at ``states`` (n,)."""
@@ -245,7 +248,7 @@ class DenseCritic:
         while done < len(states):
             done, self._pending = kernels.commit_rows(
                 self._csr, self.mdp.reward, self.mdp.gamma, self.log_policy, self.policy, self.values,
-                self._inverse, self._u, self._w, self._pending, self._depth, states, rows, done,
+                self._inverse, self._u, self._w, self._pending, self._depth or None, states, rows, done,
             )  # fmt: skip
             if self._depth and self._pending >= self._depth:
                 self.flush()

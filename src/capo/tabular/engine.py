@@ -39,7 +39,6 @@ from capo.tabular.critic import (
     DirectCritic,
     SignCritic,
     Steps,
-    Walk,
     encode,
     greatest_advantage,
     require_dense,
@@ -308,7 +307,6 @@ class CoordinateRunner(DenseCritic):
         self._steps: list[Steps] = []
         self._room = min(TRACE_STEPS, TRACE_BYTES // (8 * (problem.mdp.n_actions + 4))) if keep_trace else 0
         self._batches = _BatchTrace(problem.first, keep_trace)
-        self._no_walk = Walk(np.empty((0, 0)), 0.0, np.empty(0), 1, np.zeros(2, np.int64))
 
     def advance(self, n: int) -> int:
         """Make up to n iterations; fewer only when the user's iterable ends."""
@@ -328,8 +326,8 @@ class CoordinateRunner(DenseCritic):
 
     def _coordinates(self, n: int) -> Coordinates:
         if isinstance(self._source, WalkSource):
-            return Coordinates(np.empty((0, 2), np.int64), self._source.uniforms(n), True, self._source.walk)
-        return Coordinates(self._source.take(n), np.empty((0, 3)), False, self._no_walk)
+            return Coordinates(np.empty((0, 2), np.int64), self._source.walk, self._source.uniforms(n))
+        return Coordinates(self._source.take(n))
 
     def _advance_batches(self, n: int) -> int:
         for done in range(n):

@@ -8,7 +8,7 @@ by d gives, with x = M[:, s], g = gamma P[s] x (A,) and the advantages adv (A,) 
 
 So once x, Q(s, .) and g are known, every further update of the same state costs O(A): consecutive updates of a
 state are merged into one rank-1 change, committed when the walk leaves the state. Changes are applied to M at once
-when S is small (``depth`` 0), and otherwise kept as up to ``depth`` pending pairs (u, w) until
+when S is small (``depth`` None), and otherwise kept as up to ``depth`` pending pairs (u, w) until
 :func:`capo.tabular.critic.DenseCritic.flush` multiplies them in.
 """
 
@@ -24,16 +24,20 @@ from capo.update import KINDS, floor
 FLOOR = floor(np.float64)
 LOG, FIXED, CLIPPED, ON_POLICY = (KINDS.index(kind) for kind in ("log", "fixed", "clipped", "on-policy"))
 _JIT = {"cache": True, "nogil": True}
-_FAST = _JIT | {"fastmath": {"reassoc", "contract", "nsz"}}  # NaN and infinity keep their meaning
+_REASSOCIATES = {"fastmath": {"reassoc", "contract", "nsz"}}  # NaN and infinity keep their meaning
+_FAST = _JIT | _REASSOCIATES
+# Functions that only kernels call: not callable from Python and not cached by themselves, which compiles faster.
+_INNER = {"nogil": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+_INNER_FAST = _INNER | _REASSOCIATES
 
 
-@nb.njit(**_JIT)
+@nb.njit(**_INNER)
 def step_size(kind, first, second, log_p, sign, count):  # type: ignore[no-untyped-def]
     """Twin of :meth:`capo.update.StepSize.alpha` for one entry."""
     if kind == FIXED:
         return first
     if kind == CLIPPED:
-        return min(-log_p, first)
+        return first if first < -log_p else -log_p
     if kind == LOG:
         return -first * log_p
     if sign <= 0:
@@ -43,7 +47,7 @@ def step_size(kind, first, second, log_p, sign, count):  # type: ignore[no-untyp
     return second * math.log1p(1.0 / count)
 
 
-@nb.njit(**_JIT)
+@nb.njit(**_INNER)
 def normalise_row(row):  # type: ignore[no-untyped-def]
     """Twin of :func:`capo.update.log_normalise` for one row (A,), in place."""
     top = 0
@@ -57,10 +61,11 @@ def normalise_row(row):  # type: ignore[no-untyped-def]
             rest += math.exp(row[a] - peak)
     shift = math.log1p(rest)
     for a in range(row.shape[0]):
-        row[a] = max((row[a] - peak) - shift, FLOOR)
+        value = (row[a] - peak) - shift
+        row[a] = FLOOR if FLOOR > value else value
 
 
-@nb.njit(**_FAST)
+@nb.njit(**_INNER_FAST)
 def dot(x, y):  # type: ignore[no-untyped-def]
     total = 0.0
     for i in range(x.shape[0]):
@@ -68,13 +73,13 @@ def dot(x, y):  # type: ignore[no-untyped-def]
     return total
 
 
-@nb.njit(**_FAST)
+@nb.njit(**_INNER_FAST)
 def _add_multiple(x, u, factor):  # type: ignore[no-untyped-def]
     for i in range(x.shape[0]):
         x[i] += u[i] * factor
 
 
-@nb.njit(**_JIT)
+@nb.njit(**_INNER)
 def add_rows(weights, matrix, out):  # type: ignore[no-untyped-def]
     """out += weights^T matrix, passing over the weights that are 0: few successors make few rows."""
     for t in range(weights.shape[0]):
@@ -90,7 +95,7 @@ def left_product(w, matrix, out):  # type: ignore[no-untyped-def]
         add_rows(w[k], matrix, out[k])
 
 
-@nb.njit(**_FAST)
+@nb.njit(**_INNER_FAST)
 def sparse_dot(indptr, indices, data, row, x):  # type: ignore[no-untyped-def]
     total = 0.0
     for k in range(indptr[row], indptr[row + 1]):
@@ -98,22 +103,24 @@ def sparse_dot(indptr, indices, data, row, x):  # type: ignore[no-untyped-def]
     return total
 
 
-@nb.njit(**_JIT)
-def column(inverse, u, w, pending, s, x):  # type: ignore[no-untyped-def]
+@nb.njit(**_INNER)
+def column(inverse, u, w, pending, depth, s, x):  # type: ignore[no-untyped-def]
     """x = M[:, s] with the pending changes applied, in the order they came."""
     for i in range(x.shape[0]):
         x[i] = inverse[i, s]
-    for k in range(pending):
-        _add_multiple(x, u[k], dot(w[k], x))
+    if depth is not None:
+        for k in range(pending):
+            _add_multiple(x, u[k], dot(w[k], x))
 
 
-@nb.njit(**_JIT)
+@nb.njit(**_INNER)
 def commit(csr, gamma, n_actions, inverse, u, w, pending, depth, s, change, x, scale):  # type: ignore[no-untyped-def]
     """Enter the policy change (A,) at state s into M; returns the number of pending changes."""
     indptr, indices, data = csr
-    slot = pending if depth > 0 else 0
+    slot = 0 if depth is None else pending
     row = w[slot]
-    row[:] = 0.0
+    for i in range(row.shape[0]):
+        row[i] = 0.0
     for a in range(n_actions):
         if change[a] != 0.0:
             pair = s * n_actions + a
@@ -121,16 +128,18 @@ def commit(csr, gamma, n_actions, inverse, u, w, pending, depth, s, change, x, s
                 row[indices[k]] += gamma * change[a] * data[k]
     for i in range(x.shape[0]):
         u[slot, i] = x[i] * scale
-    if depth > 0:
+    if depth is not None:
         return pending + 1
-    left = np.zeros(x.shape[0])
+    left = np.empty(x.shape[0])
+    for i in range(x.shape[0]):
+        left[i] = 0.0
     add_rows(row, inverse, left)
     for i in range(x.shape[0]):
         _add_multiple(inverse[i], left, u[0, i])
     return 0
 
 
-@nb.njit(**_JIT)
+@nb.njit(**_INNER)
 def draw(probabilities, uniform):  # type: ignore[no-untyped-def]
     """The index that a uniform number picks from a distribution; never one of probability 0."""
     total = 0.0
@@ -144,7 +153,7 @@ def draw(probabilities, uniform):  # type: ignore[no-untyped-def]
     return last
 
 
-@nb.njit(**_JIT)
+@nb.njit(**_INNER)
 def draw_action(behaviour, row, mix, uniform):  # type: ignore[no-untyped-def]
     """An action from mix * pi + (1 - mix) * behaviour, pi given as log-probabilities."""
     total = 0.0
@@ -159,7 +168,7 @@ def draw_action(behaviour, row, mix, uniform):  # type: ignore[no-untyped-def]
     return last
 
 
-@nb.njit(**_JIT)
+@nb.njit(**_INNER)
 def advance(csr, n_actions, terminal, restart, horizon, walker, action, uniforms):  # type: ignore[no-untyped-def]
     """Move the walker [state, steps in this walk] one step; restart at an end or after the horizon."""
     indptr, indices, data = csr
@@ -179,25 +188,30 @@ def run(  # type: ignore[no-untyped-def]
     csr, reward, gamma, rho, sign_tol,  # the MDP
     kind, first, second,  # the step size
     log_policy, policy, values, counts, inverse, u, w, pending, depth,  # the engine's state, changed in place
-    pairs, walked, behaviour, mix, terminal, restart, horizon, walker, uniforms,  # where coordinates come from
+    pairs, walk_of,  # where coordinates come from
     out_state, out_action, out_sign, out_alpha, out_value, out_row, traced,  # what happened
     begin,
 ):  # fmt: skip
     """Single-coordinate updates ``begin``, ``begin + 1``, ... until all are done or ``depth`` is full.
 
-    Coordinates come from ``pairs`` (n, 2) or, when ``walked``, from a walk driven by ``uniforms`` (n, 3).
+    Coordinates come from ``pairs`` (n, 2); or, unless it is None, from a walk ``walk_of`` = (behaviour, mix,
+    terminal, restart, horizon, walker, uniforms (n, 3)). Numba leaves the code for walks out where it is None.
     Returns the index of the next update and the number of pending changes.
     """
     indptr, indices, data = csr
     n_states, n_actions = policy.shape
-    n = uniforms.shape[0] if walked else pairs.shape[0]
+    if walk_of is not None:
+        behaviour, mix, terminal, restart, horizon, walker, uniforms = walk_of
+        n = uniforms.shape[0]
+    else:
+        n = pairs.shape[0]
     x = np.empty(n_states)
     base_q, g = np.empty(n_actions), np.empty(n_actions)
-    change = np.zeros(n_actions)
+    change = np.empty(n_actions)
     i = begin
-    while i < n and (depth == 0 or pending < depth):
-        s = walker[0] if walked else pairs[i, 0]
-        column(inverse, u, w, pending, s, x)
+    while i < n and (depth is None or pending < depth):
+        s = pairs[i, 0] if walk_of is None else walker[0]
+        column(inverse, u, w, pending, depth, s, x)
         for a in range(n_actions):
             pair = s * n_actions + a
             base_q[a] = reward[s, a] + gamma * sparse_dot(indptr, indices, data, pair, values)
@@ -208,8 +222,8 @@ def run(  # type: ignore[no-untyped-def]
         c = 0.0
         scale = 1.0
         changed = False
-        while i < n and (walker[0] if walked else pairs[i, 0]) == s:
-            a = draw_action(behaviour[s], row, mix, uniforms[i, 0]) if walked else pairs[i, 1]
+        while i < n and (pairs[i, 0] if walk_of is None else walker[0]) == s:
+            a = pairs[i, 1] if walk_of is None else draw_action(behaviour[s], row, mix, uniforms[i, 0])
             advantage = (base_q[a] + g[a] * c) - (values[s] + x[s] * c)
             sign = 1 if advantage > sign_tol else (-1 if advantage < -sign_tol else 0)
             counts[s, a] += 1
@@ -232,9 +246,10 @@ def run(  # type: ignore[no-untyped-def]
                 out_action[i] = a
                 out_sign[i] = sign
                 out_alpha[i] = alpha
-                out_row[i] = row
+                for b in range(n_actions):  # assigning the row would compile a check of shapes, for a second
+                    out_row[i, b] = row[b]
             i += 1
-            if walked:
+            if walk_of is not None:
                 advance(csr, n_actions, terminal, restart, horizon, walker, a, uniforms[i - 1])
         if changed:
             _add_multiple(values, x, c)
@@ -257,9 +272,9 @@ def commit_rows(  # type: ignore[no-untyped-def]
     x = np.empty(n_states)
     change = np.empty(n_actions)
     i = begin
-    while i < states.shape[0] and (depth == 0 or pending < depth):
+    while i < states.shape[0] and (depth is None or pending < depth):
         s = states[i]
-        column(inverse, u, w, pending, s, x)
+        column(inverse, u, w, pending, depth, s, x)
         along = 0.0
         against = 0.0
         for a in range(n_actions):
@@ -330,7 +345,7 @@ def bellman_residual(indptr, indices, pi_data, gamma, pi_reward, values, out):  
     return low, high
 
 
-@nb.njit(**_FAST)
+@nb.njit(**_INNER_FAST)
 def solve_lower(indptr, middle, indices, scaled, right, x):  # type: ignore[no-untyped-def]
     """x with (D - L) x = D right, where I - gamma P_pi = D - L - U.
 
@@ -343,7 +358,7 @@ def solve_lower(indptr, middle, indices, scaled, right, x):  # type: ignore[no-u
         x[s] = total
 
 
-@nb.njit(**_FAST)
+@nb.njit(**_INNER_FAST)
 def solve_upper(indptr, middle, indices, scaled, right, x):  # type: ignore[no-untyped-def]
     """x with (D - U) x = D right; a diagonal entry is stored as 0, so x[s] itself must be finite."""
     for s in range(x.shape[0] - 1, -1, -1):
