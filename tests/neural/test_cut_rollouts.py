@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers_shell import bits
 
 import capo
 from capo.neural.algorithms.ncapo import NCAPOAlgorithm, NCAPOConfig
@@ -214,13 +215,10 @@ def test_statistics_of_observations_leave_padding_out():
 def test_a_run_in_parts_is_the_same_run(tmp_path):
     settings = {
         "n_envs": 4, "rollout_length": 4, "batch_size": 4, "gradient_steps": 2, "replay_rollouts": 12, "width": 8,
-        "rollouts": "cut",
+        "rollouts": "cut", "horizon": 640,
     }  # fmt: skip
-    whole = capo.NCAPO("minatar-asterix", "official", seeds=2, **settings).learn(640)
-    first = capo.NCAPO("minatar-asterix", "official", seeds=2, **settings).learn(240)
-    resumed = capo.load(first.save(tmp_path / "agent"))
-    resumed.learn(400)
-    ours, theirs = (jax.tree.leaves(agent.state) for agent in (whole, resumed))
-    for a, b in zip(ours, theirs, strict=True):
-        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+    whole, first = (capo.NCAPO("minatar-asterix", "official", seeds=2, **settings) for _ in range(2))
+    whole.learn(640)
+    resumed = capo.load(first.learn(240).save(tmp_path / "agent"))
     assert resumed.config.rollouts == "cut"
+    assert bits(resumed.learn(400)) == bits(whole)
