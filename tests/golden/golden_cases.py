@@ -205,6 +205,7 @@ def neural_cases() -> Iterator[tuple[str, Compute]]:
                 yield f"ncapo, certain signs, {env}", trained("ncapo", "default", env)
             else:
                 yield f"{algorithm}, default, {env}", trained(algorithm, "default", env)
+    yield "ncapo, cut rollouts, probe-both", trained("ncapo", "official", "probe-both", rollouts="cut")
     yield "ncapo, saved and loaded", resumed
 
 

@@ -53,6 +53,9 @@ CAUSES: dict[str, Cause] = {
         "official without the table's footnote", "asterix", "official",
         {"critic_coefficient": 1.0, "epsilon_start": 0.3},
     ),
+    "official-cut-rollouts": Cause(
+        "official, rollouts cut at episode ends", "asterix", "official", {"rollouts": "cut"}
+    ),
     "official-full-actions": Cause("official, all six actions", "asterix", "official", full_actions=True),
     "official-float32": Cause("official, float32 products", "asterix", "official", {"precision": "float32"}),
     "paper-base": Cause("paper, 40 x 64 steps per iteration", "breakout", "paper"),

@@ -127,6 +127,11 @@ class Algorithm(ABC):
         """Capacity and clearing of a replay of whole rollouts; by default one iteration is kept."""
         return {}
 
+    @property
+    def cuts_rollouts(self) -> bool:
+        """Whether a rollout stops at the end of an episode: see :func:`capo.neural.parts.replay.filled`."""
+        return False
+
     # The state --------------------------------------------------------------------------------------------
 
     def init_params(self, rng: np.random.Generator) -> Params:

@@ -88,6 +88,17 @@ def ensemble_targets(config: RetraceSettings, batch: Rollout, log_pi: Array, q: 
     return targets
 
 
+def weigh_steps(filled: Array, each: Metrics) -> Metrics:
+    """Arrays (B, T) whose means are those over the filled steps: padding is 0, the rest scaled up to make up for it.
+
+    Args:
+        filled: (B, T) 1 for the steps that count, 0 for padding.
+        each: arrays (B, T) by name.
+    """
+    weight = filled / filled.mean()
+    return {name: weight * x for name, x in each.items()}
+
+
 class OffPolicy(Algorithm):
     """Gradient steps on batches from a replay of rollouts, with a Retrace critic and target networks."""
 
@@ -108,6 +119,10 @@ class OffPolicy(Algorithm):
 
     def _replay_options(self) -> dict[str, int]:
         return {"capacity": self.config.replay_rollouts, "clear_every": self.config.replay_clear_every}
+
+    @property
+    def cuts_rollouts(self) -> bool:
+        return self.config.rollouts == "cut"
 
     @property
     def critic(self) -> CriticHead:
@@ -215,6 +230,8 @@ class OffPolicy(Algorithm):
             )
         params, opt_state = carry
         metrics |= {"learning_rate": rate, "finite": finite(params)}
+        if self.cuts_rollouts:
+            metrics["filled"] = replay.filled(rollouts).mean()
         moved = self.update_target(params, state.target)
         return replace(state, params=params, target=moved, optimiser=opt_state, replay=stored), metrics
 
@@ -267,6 +284,8 @@ class OffPolicy(Algorithm):
             "advantage_abs": jnp.abs(self.over_heads(targets.advantage)),
             **own,
         }
+        if self.cuts_rollouts:
+            each = weigh_steps(replay.filled(batch), each)
         weights: dict[str, float | Array] = {}
         if train in ("both", "critic"):
             weights |= {"critic_loss": self.config.critic_coefficient * self.critic_unit(each["critic_loss"])}
@@ -355,7 +374,8 @@ class OffPolicy(Algorithm):
         return ReplaySize(self.rollouts.nbytes, "replay_rollouts", self.config.replay_rollouts)
 
     def _describe_batch(self) -> str:
-        return f"{self.config.batch_size} rollouts = {self.transitions_per_update} transitions"
+        upto = "up to " if self.cuts_rollouts else ""
+        return f"{self.config.batch_size} rollouts = {upto}{self.transitions_per_update} transitions"
 
     def _describe_replay(self) -> str:
         return f"{self.rollouts.capacity} rollouts"

@@ -54,6 +54,7 @@ Activation = Literal["relu", "tanh", "silu"]
 RetraceOptimiser = Literal["adam", "rmsprop"]
 Precision = Literal["auto", "float32", "bfloat16"]
 Returns = Literal["retrace", "v-trace"]
+Rollouts = Literal["continue", "cut"]
 TargetFrom = Literal["current", "target-network"]
 TargetCritic = Literal["full", "head"]
 Critic = Literal["mean", "categorical"]
@@ -279,7 +280,10 @@ class RetraceSettings(EpsilonSettings, ActorCriticSettings):
     n_envs: Count = 40
     """Environments that each seed steps in parallel; each gives one rollout per iteration."""
     rollout_length: Count = 20
-    """Steps per rollout; rollouts continue across episode ends."""
+    """Steps per rollout, at most; see rollouts."""
+    rollouts: Rollouts = "continue"
+    """What a rollout does where an episode ends: continue with the next episode, or be cut there. After a cut, the
+    next rollout begins with the next episode; the steps that are missing count as frames but train nothing."""
     precision: Precision = "auto"
     batch_size: Count = 32
     """Rollouts per gradient step."""

@@ -38,12 +38,15 @@ class Collector:
         spec: shapes of the rollouts.
         seed: of the environments.
         fresh: whether what is left is forgotten instead, since an earlier policy took it.
+        cut: whether a rollout is complete at the end of an episode; it is padded to T steps.
     """
 
-    def __init__(self, envs: HostVector, spec: replay.ReplaySpec, seed: int, fresh: bool = False) -> None:
-        self._envs, self._spec, self._fresh = envs, spec, fresh
+    def __init__(
+        self, envs: HostVector, spec: replay.ReplaySpec, seed: int, fresh: bool = False, cut: bool = False
+    ) -> None:
+        self._envs, self._spec, self._fresh, self._cut = envs, spec, fresh, cut
         n = envs.n
-        self._continued = n == spec.n_envs and not envs.skips
+        self._continued = n == spec.n_envs and not envs.skips and not cut
         self.steps = 0  # of all environments, since the last complete iteration
         self._obs = envs.reset(seed)
         self._rows = _blank(spec, n, np)
@@ -92,8 +95,13 @@ class Collector:
         ):
             leaf[who, at] = new[who]
         self._filled[who] += 1
-        for i in np.flatnonzero(self._filled == self._spec.length):
-            self._complete.append(Rollout(*(leaf[i].copy() for leaf in rows)))
+        complete = self._filled == self._spec.length
+        if self._cut:
+            complete |= moved.valid & (moved.terminated | moved.truncated)
+        for i in np.flatnonzero(complete):
+            rollout = Rollout(*(leaf[i].copy() for leaf in rows))
+            _pad(rollout, self._filled[i])
+            self._complete.append(rollout)
             self._filled[i] = 0
         self._obs = moved.obs
         self._return[who] += moved.reward[who]
@@ -102,6 +110,17 @@ class Collector:
             returns.append(float(self._return[i]))
             lengths.append(int(self._length[i]))
             self._return[i], self._length[i] = 0.0, 0
+
+
+def _pad(rollout: Rollout, filled: int) -> None:
+    """Fill the rest of a rollout of ``filled`` steps: its last step again, but with no reward and no end."""
+    length = rollout.reward.shape[0]
+    rollout.obs[filled:length] = rollout.obs[filled - 1]
+    rollout.obs[length + filled :] = rollout.obs[length + filled - 1]
+    for leaf in (rollout.action, rollout.log_mu):
+        leaf[filled:] = leaf[filled - 1]
+    for leaf in (rollout.reward, rollout.terminated, rollout.truncated):
+        leaf[filled:] = 0
 
 
 def _blank(spec: replay.ReplaySpec, n: int, xp: Any) -> Rollout:
@@ -285,7 +304,9 @@ class HostLearner(Learner):
         with failure_context(self.env.name):
             envs = self.env.open(self.config.n_envs)
             self._closing = weakref.finalize(self, envs.close)  # also when nobody wants the learner any more
-            self._collector = Collector(envs, self.replay, seed, self.algorithm.on_policy)
+            self._collector = Collector(
+                envs, self.replay, seed, self.algorithm.on_policy, self.algorithm.cuts_rollouts
+            )
 
     def close(self) -> None:
         """Close the environments that were opened for training; another :meth:`run` opens new ones."""

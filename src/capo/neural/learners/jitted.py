@@ -183,7 +183,7 @@ class JittedLearner(Learner):
             acting = prepare(algorithm.network, acting)
 
         def step(carry: Any, random: tuple[Array, Array, Any]) -> tuple[Any, Any]:
-            env_state, obs, returns, lengths = carry
+            env_state, obs, returns, lengths, waiting = carry
             gumbel, env_keys, noise = random
             now = algorithm.perturb(acting, noise) if algorithm.perturbs else acting
             log_mu = algorithm.behaviour(now, obs, epsilon)
@@ -192,18 +192,24 @@ class JittedLearner(Learner):
                 log_mu = self.behaviour.mix(log_mu, self.behaviour.traced(obs), coin_key)
             action = policies.best(log_mu + gumbel, algorithm.network.factors).astype(jnp.int32)  # a sample of mu
             moved = _step_and_reset(self._steppable, env_keys, env_state, action)
+            if algorithm.cuts_rollouts:
+                moved = _unless(waiting, moved, env_state, obs)
             returns, lengths = returns + moved.reward, jnp.minimum(lengths, _LONGEST - 1) + 1
             done = moved.terminated | moved.truncated
             taken = policies.taken(log_mu, action)
             row = Rollout(obs, action, moved.reward, moved.terminated, moved.truncated, taken)
             ended = (done.sum(), jnp.where(done, returns, 0).sum(), jnp.where(done, lengths, 0).sum())
-            carry = (moved.env_state, moved.obs, jnp.where(done, 0, returns), jnp.where(done, 0, lengths))
+            if algorithm.cuts_rollouts:
+                waiting = done = done | waiting
+            carry = (moved.env_state, moved.obs, jnp.where(done, 0, returns), jnp.where(done, 0, lengths), waiting)
             successor = moved.successor if self.spec.truncates else ()
             return carry, (row, successor, ended)
 
-        carry = (state.env_state, state.observation, state.episode_return, state.episode_length)
+        # Those whose rollout was cut: they wait for the next one.
+        waiting = jnp.zeros(self.config.n_envs, jnp.bool_) if algorithm.cuts_rollouts else ()
+        carry = (state.env_state, state.observation, state.episode_return, state.episode_length, waiting)
         carry, (rows, successors, ended) = jax.lax.scan(step, carry, self._randomness(key, acting))
-        env_state, obs, returns, lengths = carry
+        env_state, obs, returns, lengths, _ = carry
         if not self.spec.truncates:
             successors = obs[None]
         rows = rows._replace(obs=jnp.concatenate([rows.obs, successors]))
@@ -313,6 +319,22 @@ class _Moved:
     reward: Array
     terminated: Array
     truncated: Array
+
+
+def _unless(waiting: Array, moved: _Moved, env_state: PyTree, obs: Array) -> _Moved:
+    """What a step led to; where an environment waits (n,), nothing happened."""
+
+    def pick(still: Array, new: Array) -> Array:
+        return jnp.where(waiting.reshape(-1, *(1,) * (new.ndim - 1)), still, new)
+
+    return _Moved(
+        jax.tree.map(pick, env_state, moved.env_state),
+        pick(obs, moved.obs),
+        pick(obs, moved.successor),
+        jnp.where(waiting, 0.0, moved.reward),
+        moved.terminated & ~waiting,
+        moved.truncated & ~waiting,
+    )
 
 
 def _step_and_reset(env: Any, keys: Array, env_state: PyTree, action: Array) -> _Moved:

@@ -24,7 +24,7 @@ from capo.envs.wrappers import wrap
 from capo.errors import CapoError
 from capo.neural.algorithms.base import Algorithm, TrainState
 from capo.neural.learners.behaviours import Behaviour
-from capo.neural.parts import networks, normaliser, policies
+from capo.neural.parts import networks, normaliser, policies, replay
 from capo.neural.parts.iterations import Iteration
 from capo.neural.parts.networks import NetworkSpec, ShapesOnly
 from capo.neural.parts.replay import ReplaySpec, Rollout
@@ -299,10 +299,9 @@ class Learner(ABC):
         state, metrics = self.algorithm.seeing(statistics).learn(state, rollouts, iteration, key)
         if config.normalise_observations:
             rows = rollouts.obs[:, : config.rollout_length]
-            rows = rows.reshape(-1, *rows.shape[2:])
-            state = replace(
-                state, normaliser=normaliser.update(statistics, networks.values_of(self.network, rows))
-            )
+            values = networks.values_of(self.network, rows.reshape(-1, *rows.shape[2:]))
+            counted = replay.filled(rollouts).reshape(-1) if self.algorithm.cuts_rollouts else None
+            state = replace(state, normaliser=normaliser.update(statistics, values, counted))
         return state, metrics
 
     def _init_params(self, seeds: Sequence[int]) -> PyTree:

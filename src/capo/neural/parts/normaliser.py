@@ -50,9 +50,15 @@ def start(seen: Sequence[Part]) -> ByPart:
     return {part.name: Statistics(jnp.zeros(part.shape), jnp.ones(part.shape), jnp.zeros(())) for part in numbers}
 
 
-def update(statistics: ByPart, values: Mapping[str, Array]) -> ByPart:
-    """The statistics with more observations: arrays (N, *part.shape) by name."""
-    return {name: _grown(old, values[name].astype(jnp.float32)) for name, old in statistics.items()}
+def update(statistics: ByPart, values: Mapping[str, Array], counted: Array | None = None) -> ByPart:
+    """The statistics with more observations: arrays (N, *part.shape) by name.
+
+    Args:
+        counted: (N,) 1 for an observation that counts, 0 for one that does not; all of them if not given.
+    """
+    if counted is None:
+        return {name: _grown(old, values[name].astype(jnp.float32)) for name, old in statistics.items()}
+    return {name: _grown_by(old, values[name].astype(jnp.float32), counted) for name, old in statistics.items()}
 
 
 def apply(statistics: ByPart, values: Mapping[str, Array]) -> dict[str, Array]:
@@ -69,12 +75,23 @@ def apply(statistics: ByPart, values: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def _grown(old: Statistics, rows: Array) -> Statistics:
-    """Chan's parallel formula."""
-    more = jnp.float32(rows.shape[0])
+    """The statistics of ``old`` and of these rows."""
+    return _joined(old, jnp.float32(rows.shape[0]), rows.mean(axis=0), rows.var(axis=0))
+
+
+def _grown_by(old: Statistics, rows: Array, counted: Array) -> Statistics:
+    """The same by those rows alone that count; at least one does."""
+    mean = jnp.average(rows, axis=0, weights=counted)
+    variance = jnp.average((rows - mean) ** 2, axis=0, weights=counted)
+    return _joined(old, counted.sum(), mean, variance)
+
+
+def _joined(old: Statistics, more: Array, mean: Array, variance: Array) -> Statistics:
+    """The statistics of ``old`` and of ``more`` observations with this mean and variance (Chan's formula)."""
     total = old.n + more
     share = more / total
-    change = rows.mean(axis=0) - old.mean
-    spread = (1 - share) * old.variance + share * rows.var(axis=0) + share * (1 - share) * change**2
+    change = mean - old.mean
+    spread = (1 - share) * old.variance + share * variance + share * (1 - share) * change**2
     return Statistics(old.mean + share * change, spread, total)
 
 

@@ -42,6 +42,19 @@ def at_successors(values: Array, length: int) -> Array:
     return values[:, length:] if values.shape[-1] == 2 * length else values[:, 1:]
 
 
+def filled(rollouts: Rollout) -> Array:
+    """1.0 for the steps (N, T) of rollouts that are cut at the end of an episode, 0.0 for the padding after it.
+
+    >>> steps = jnp.array([[False, True, False, False], [False, False, False, True]])
+    >>> empty = jnp.zeros((2, 4))
+    >>> filled(Rollout(empty, empty, empty, terminated=steps, truncated=empty > 0, log_mu=empty)).tolist()
+    [[1.0, 1.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]]
+    """
+    ends = (rollouts.terminated | rollouts.truncated).astype(jnp.int32)
+    before = jnp.cumsum(ends, axis=-1) - ends
+    return (before == 0).astype(jnp.float32)
+
+
 @dataclass(frozen=True)
 class ReplaySpec:
     """Shapes of the replay of one seed."""
