@@ -1,8 +1,8 @@
 """Frames per second on Atari, beside Stable-Baselines3's PPO and DQN: the same game, network and updates.
 
-    python benchmarks/atari.py --out results/benchmarks/atari.json             every case, both sides: seven minutes
-    python benchmarks/atari.py --cases ppo --frames 2048 --rounds 1            a shorter look
-    python benchmarks/atari.py --out results/benchmarks/atari.json --table     only print the table of a finished file
+    python benchmarks/atari.py --out results/benchmarks/atari.json            every case, both sides: ten minutes
+    python benchmarks/atari.py --cases ppo --frames 2048 --rounds 1           a shorter look
+    python benchmarks/atari.py --out results/benchmarks/atari.json --table    only print the table of that file
 
 Needs the extra atari, torch, stable-baselines3 and opencv-python-headless in the same environment.
 
@@ -16,11 +16,11 @@ game, and train the convolutions of the Nature paper with a dense layer of 512.
 
 The environments differ: capo steps ale-py's vector environment in C++ threads, Stable-Baselines3 its usual one
 (make_atari_env, one Python process). Sides take turns for some rounds; the first iterations, which compile, are
-not timed. A frame is one step of the agent. Ratios are those of the two medians: by the clock, and by the seconds of
-the processor (all threads), which another program on the same machine disturbs less.
+not timed. A frame is one step of the agent. Ratios are those of the two medians: by the clock, and by the seconds
+of the processor (all threads), which another program on the same machine disturbs less.
 
-torch gets one thread or all of them, whichever trains the network faster here: on a busy or virtual machine its threads
-can wait for each other many times longer than they compute.
+torch gets one thread or all of them, whichever trains the network faster here: on a busy or virtual machine its
+threads can wait for each other many times longer than they compute.
 
 The games are also stepped alone. Their share of a training's time is the most that stepping them while the device
 learns could save.
