@@ -1,8 +1,8 @@
 """Frames per second on Atari, beside Stable-Baselines3's PPO and DQN: the same game, network and updates.
 
-    python benchmarks/atari.py --out results/atari.json                 every case, both sides, about seven minutes
-    python benchmarks/atari.py --cases ppo --frames 2048 --rounds 1     a shorter look
-    python benchmarks/atari.py --out results/atari.json --table         only print the table of a finished file
+    python benchmarks/atari.py --out results/benchmarks/atari.json            every case, both sides: ten minutes
+    python benchmarks/atari.py --cases ppo --frames 2048 --rounds 1           a shorter look
+    python benchmarks/atari.py --out results/benchmarks/atari.json --table    only print the table of that file
 
 Needs the extra atari, torch, stable-baselines3 and opencv-python-headless in the same environment.
 
@@ -16,13 +16,21 @@ game, and train the convolutions of the Nature paper with a dense layer of 512.
 
 The environments differ: capo steps ale-py's vector environment in C++ threads, Stable-Baselines3 its usual one
 (make_atari_env, one Python process). Sides take turns for some rounds; the first iterations, which compile, are
-not timed. A frame is one step of the agent. The ratio is that of the two medians.
+not timed. A frame is one step of the agent. Ratios are those of the two medians: by the clock, and by the seconds
+of the processor (all threads), which another program on the same machine disturbs less.
+
+torch gets one thread or all of them, whichever trains the network faster here: on a busy or virtual machine its
+threads can wait for each other many times longer than they compute.
+
+The games are also stepped alone. Their share of a training's time is the most that stepping them while the device
+learns could save.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -59,6 +67,28 @@ def capo_side(case: str) -> tuple[Advance, int]:
     return lambda frames: agent.learn(frames), agent.learner.n_parameters
 
 
+def fastest_torch_threads() -> dict[str, Any]:
+    """Milliseconds of a training step of the network on 32 images, by torch's number of threads; sets the best."""
+    import torch
+    from torch import nn
+
+    convolutions = [nn.Conv2d(4, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(), nn.Conv2d(64, 64, 3)]
+    network = nn.Sequential(*convolutions, nn.ReLU(), nn.Flatten(), nn.Linear(3136, 512), nn.ReLU())
+    images = torch.rand(32, 4, 84, 84)
+    found: dict[int, float] = {}
+    for threads in sorted({1, torch.get_num_threads()}):
+        torch.set_num_threads(threads)
+        seconds = []
+        for _ in range(8):
+            begin = time.perf_counter()
+            network(images).sum().backward()
+            seconds.append(time.perf_counter() - begin)
+        found[threads] = round(1000 * statistics.median(seconds), 1)
+    chosen = min(found, key=lambda threads: found[threads])
+    torch.set_num_threads(chosen)
+    return {"chosen": chosen, "milliseconds": {str(threads): took for threads, took in found.items()}}
+
+
 def sb3_side(case: str) -> tuple[Advance, int]:
     """The same for Stable-Baselines3."""
     import ale_py
@@ -83,38 +113,74 @@ def sb3_side(case: str) -> tuple[Advance, int]:
     return lambda frames: model.learn(frames, reset_num_timesteps=False), count
 
 
+def timed(advance: Advance, frames: int) -> dict[str, float]:
+    """Seconds of a training by the clock and of the processor, and the machine's load."""
+    wall, processor = time.perf_counter(), time.process_time()
+    advance(frames)
+    seconds = {"wall": time.perf_counter() - wall, "processor": time.process_time() - processor}
+    return seconds | {"load": os.getloadavg()[0]}
+
+
 def measure(case: str, frames: int, rounds: int) -> dict[str, Any]:
-    """Frames per second of both sides, round by round."""
+    """The times of both sides, round by round, and the ratios of their medians (above 1: capo is faster)."""
+    threads = fastest_torch_threads()
     sides = {"capo": capo_side(case), "sb3": sb3_side(case)}
-    found: dict[str, Any] = {
-        "frames": frames,
-        "parameters": {side: count for side, (_, count) in sides.items()},
-        "frames_per_second": {side: [] for side in sides},
-    }
+    times: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
     for advance, _ in sides.values():
         advance(1024)  # compiles, and fills the replay beyond the start of learning
     for _ in range(rounds):
         for side, (advance, _) in sides.items():
-            begin = time.perf_counter()
-            advance(frames)
-            speed = frames / (time.perf_counter() - begin)
-            found["frames_per_second"][side].append(round(speed, 1))
-            print(f"{case:6s} {side:5s} {speed:8.1f} frames/s", flush=True)
-    medians = {side: statistics.median(each) for side, each in found["frames_per_second"].items()}
-    return found | {"ratio": round(medians["capo"] / medians["sb3"], 3)}
+            times[side].append(timed(advance, frames))
+            print(f"{case:6s} {side:5s} {frames / times[side][-1]['wall']:8.1f} frames/s", flush=True)
+    return {
+        "frames": frames,
+        "parameters": {side: count for side, (_, count) in sides.items()},
+        "torch_threads": threads,
+        "seconds": times,
+        "frames_per_second": {side: round(frames / median(times[side], "wall"), 1) for side in sides},
+        "ratio": {
+            clock: round(median(times["sb3"], clock) / median(times["capo"], clock), 3)
+            for clock in ("wall", "processor")
+        },
+    }
+
+
+def games_alone(frames: int = 4096) -> float:
+    """Frames per second of capo's environments with random actions and nothing else."""
+    import numpy as np
+
+    from capo.envs.atari import AtariEnv
+    from capo.envs.wrappers import wrap
+
+    vector = wrap(AtariEnv(f"ALE/{GAME}-v5"), 4).open(N_ENVS)
+    vector.reset(0)
+    actions = np.random.default_rng(0).integers(0, 6, (frames // N_ENVS, N_ENVS))
+    begin = time.perf_counter()
+    for action in actions:
+        vector.step(action)
+    speed = frames / (time.perf_counter() - begin)
+    vector.close()
+    return round(speed, 1)
+
+
+def median(times: list[dict[str, float]], clock: str) -> float:
+    return statistics.median(one[clock] for one in times)
 
 
 def table(rows: dict[str, Any]) -> str:
     """The results as Markdown; cases that were not run stay empty."""
-    lines = ["| | capo, frames/s | Stable-Baselines3, frames/s | ratio |", "|---|---|---|---|"]
+    lines = [
+        "| | capo, frames/s | Stable-Baselines3, frames/s | ratio | ratio by processor time |",
+        "|---|---|---|---|---|",
+    ]
     for case, peer in PEER.items():
         title = {"ppo": "PPO", "dqn": "Rainbow as plain DQN", "ncapo": "NCAPO"}[case]
         if case not in rows:
-            lines.append(f"| {title} beside {peer} | | | |")
+            lines.append(f"| {title} beside {peer} | | | | |")
             continue
-        speeds = rows[case]["frames_per_second"]
-        ours, theirs = (statistics.median(speeds[side]) for side in ("capo", "sb3"))
-        lines.append(f"| {title} beside {peer} | {ours:,.0f} | {theirs:,.0f} | {rows[case]['ratio']:.2f} |")
+        speed, ratio = rows[case]["frames_per_second"], rows[case]["ratio"]
+        numbers = f"{speed['capo']:,.0f} | {speed['sb3']:,.0f} | {ratio['wall']:.2f} | {ratio['processor']:.2f}"
+        lines.append(f"| {title} beside {peer} | {numbers} |")
     return "\n".join(lines)
 
 
@@ -146,7 +212,8 @@ def write(path: Path, rows: dict[str, Any]) -> None:
 
     peers = {name: version(name) for name in ("ale-py", "stable-baselines3", "torch")}
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, {"game": GAME, "n_envs": N_ENVS, "cases": rows, "peers": peers, **provenance()})
+    content = {"game": GAME, "n_envs": N_ENVS, "cases": rows, "games_alone_frames_per_second": games_alone()}
+    write_json(path, {**content, "peers": peers, **provenance()})
 
 
 if __name__ == "__main__":

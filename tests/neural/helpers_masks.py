@@ -105,3 +105,41 @@ def open_gates(seen: Any) -> Any:
     """The masks (..., 5) of observations (..., 2): every third gate is shut."""
     total = np.asarray(seen).sum(axis=-1, keepdims=True)
     return (np.arange(N_ACTIONS) + total) % 3 != 0
+
+
+class GatesVecEnv:
+    """Copies of :class:`Gates` with the interface of Stable-Baselines3's DummyVecEnv."""
+
+    def __init__(self, how: str, n: int = 3, **arguments: Any) -> None:
+        self.envs = [Gates(how, **arguments) for _ in range(n)]
+        self.num_envs = n
+        self.observation_space, self.action_space = Gates.observation_space, Gates.action_space
+        self.reset_infos: list[dict[str, Any]] = [{} for _ in range(n)]
+
+    def has_attr(self, name: str) -> list[bool]:
+        return [hasattr(env, name) for env in self.envs]
+
+    def env_method(self, name: str) -> list[Any]:
+        return [getattr(env, name)() for env in self.envs]
+
+    def reset(self) -> Any:
+        return np.stack([self._reset(i) for i in range(self.num_envs)])
+
+    def _reset(self, i: int) -> Any:
+        obs, self.reset_infos[i] = self.envs[i].reset()
+        return obs
+
+    def step_async(self, actions: Any) -> None:
+        self.actions = actions
+
+    def step_wait(self) -> Any:
+        rows = []
+        for i, action in enumerate(self.actions):
+            obs, reward, terminated, truncated, info = self.envs[i].step(action)
+            info["TimeLimit.truncated"] = truncated and not terminated
+            if terminated or truncated:
+                info["terminal_observation"] = obs
+                obs = self._reset(i)
+            rows.append((obs, reward, terminated or truncated, info))
+        obs, reward, done, infos = zip(*rows, strict=True)
+        return np.stack(obs), np.array(reward, np.float32), np.array(done), list(infos)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
-from helpers_masks import N_ACTIONS, Doors, Gates, Shut, open_gates
+from helpers_masks import N_ACTIONS, Doors, Gates, GatesVecEnv, Shut, open_gates
 from helpers_shell import bits
 
 import capo
@@ -37,6 +37,9 @@ SETTINGS = {
     "Rainbow": {
         "n_envs": 4, "rollout_length": 3, "batch_size": 8, "gradient_steps": 1, "learning_starts": 16,
         "replay_transitions": 64, "width": 8, "epsilon_start": 0.5,
+    },
+    "PQN": {
+        "n_envs": 4, "rollout_length": 4, "batch_size": 8, "epochs": 2, "width": 8, "epsilon_start": 0.5,
     },
 }  # fmt: skip
 ALGORITHMS = list(SETTINGS)
@@ -350,6 +353,39 @@ def test_rainbow_as_with_two_actions(distributional, dueling):
     assert_same_gradients(grads, grads2)
 
 
+def test_pqn_as_with_two_actions():
+    from capo.neural.parts.replay import Rollout
+
+    large, small, params = pair("PQN")
+    rng = np.random.default_rng(0)
+    batch, length = 6, 4
+    seen = rng.standard_normal((batch, 2 * length, 3)).astype(np.float32)
+    action = rng.integers(0, 2, (batch, length))
+    terminated = rng.random((batch, length)) < 0.3
+    common = {
+        "reward": rng.standard_normal((batch, length)).astype(np.float32),
+        "terminated": terminated,
+        "truncated": (rng.random((batch, length)) < 0.3) & ~terminated,
+        "log_mu": np.zeros((batch, length), np.float32),
+    }
+    head = {"head"}
+    results = []
+    for learner, mine, taken in ((large, params, np.array(KEPT)[action]), (small, reduced(params, head), action)):
+        inside = learner.algorithm
+        rollouts = Rollout(obs=rows(learner, seen), action=jnp.asarray(taken, jnp.int32), **common)
+        targets = inside.returns(mine, rollouts)
+        steps = (rollouts.obs[:, :length], rollouts.action, targets)
+        results.append((targets, *jax.value_and_grad(inside.loss, has_aux=True)(mine, *steps)))
+    (targets, (loss, terms), grads), (targets2, (loss2, terms2), grads2) = results
+    np.testing.assert_allclose(targets, targets2, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(loss, loss2, rtol=1e-5)
+    np.testing.assert_allclose(terms["value"], terms2["value"], rtol=1e-5)
+    for found, wanted in zip(jax.tree.leaves(reduced(grads, head)), jax.tree.leaves(grads2), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6)
+    assert (np.asarray(grads["head"]["kernel"])[:, [0, 2]] == 0).all()
+    assert (np.asarray(grads["head"]["kernel"])[:, KEPT] != 0).any()
+
+
 # Where masks come from --------------------------------------------------------------------------------------
 
 
@@ -415,6 +451,54 @@ def source(how: str, kind: str):
 def test_a_method_cannot_say_what_final_observations_allow():
     with pytest.raises(capo.CapoError, match="NEXT_STEP"):
         envs.make(source("method", "SameStep"))
+
+
+@pytest.mark.parametrize("how", ["info", "method"])
+def test_a_vector_of_stable_baselines_has_masks(how):
+    check_vector_of_stable_baselines(how, GatesVecEnv(how))
+
+
+@pytest.mark.parametrize("how", ["info", "method"])
+def test_the_real_vector_of_stable_baselines_has_masks(how):
+    vec_env = pytest.importorskip("stable_baselines3.common.vec_env")
+    check_vector_of_stable_baselines(how, vec_env.DummyVecEnv([lambda: Gates(how)] * 3))
+
+
+def check_vector_of_stable_baselines(how, given):
+    """Every row has its own mask, but a method can't know what final observations allowed: there, everything."""
+    env = envs.make(given)
+    assert env.masked
+    vector = env.open(3)
+    obs, ends = vector.reset(0), 0
+    check_rows(env, obs)
+    for _ in range(9):
+        moved = vector.step(first_allowed(env, obs))
+        assert (moved.reward == 1).all()  # what is not allowed pays nan
+        obs = moved.obs
+        check_rows(env, obs)
+        ended = moved.terminated | moved.truncated
+        ends += int(ended.sum())
+        check_rows(env, moved.successor[~ended])
+        if how == "info":
+            check_rows(env, moved.successor[ended])
+        else:
+            assert envs.EnvSpec(env).layout.mask(moved.successor[ended]).all()
+    assert ends
+
+
+@pytest.mark.parametrize("how", ["info", "method"])
+@pytest.mark.parametrize("algorithm", ["NCAPO", "PPO", "PQN"])
+def test_training_on_a_vector_of_stable_baselines_obeys_its_masks(algorithm, how):
+    agent = make(algorithm, GatesVecEnv(how, 4)).learn(144)
+    assert np.isfinite(agent.evaluate(4).returns).all()
+    with pytest.raises(EnvironmentFailed, match="allows no action at all"):
+        make(algorithm, GatesVecEnv(how, 4, shut_at=6)).learn(144)
+
+
+def test_a_vector_of_stable_baselines_without_masks_has_none():
+    assert not envs.make(GatesVecEnv("nowhere")).masked
+    with pytest.raises(EnvironmentFailed, match="reward nan"):
+        make("PPO", GatesVecEnv("nowhere", 4)).learn(144)
 
 
 def test_taxi_is_masked_and_cartpole_is_not():

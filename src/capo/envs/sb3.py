@@ -36,8 +36,8 @@ class SB3Vector:
         vector: with the interface of its ``VecEnv``.
         encoding: of its observations.
         first_action: the environment's own number of action 0: see :func:`native_action`.
-        masks: reads its action masks, which are packed with the observations; None if it has none. Those of final
-            observations are unknown and allow everything.
+        masks: reads its action masks, which are packed with the observations; None if it has none. If they are
+            those of a method, masks of final observations are unknown and allow everything.
         owned: whether it was made for this and is closed with it.
     """
 
@@ -63,11 +63,25 @@ class SB3Vector:
             obs = checked_observations("reset", encoded, self._encoding.layout)
             if self._masks is None:
                 return obs
-            return self._masks.pack_first(obs, self._read_masks("reset"))
+            return self._masks.pack_first(obs, self._read_masks("reset", self._reset_infos()))
 
-    def _read_masks(self, method: str) -> NDArray:
+    def _reset_infos(self) -> Any:
+        """The infos of every copy's last reset, which only those with masks in them need to have."""
+        return getattr(self._vector, "reset_infos", None)
+
+    def _read_masks(self, method: str, infos: Any, who: NDArray | None = None) -> NDArray:
         assert self._masks is not None
-        return self._masks.of_vector(method, self._vector, None, np.ones(self.n, np.bool_))
+        everyone = np.ones(self.n, np.bool_)
+        return self._masks.of_vector(method, self._vector, infos, everyone if who is None else who)
+
+    def _with_masks(self, moved: HostStep, infos: Any) -> HostStep:
+        """The step with its masks packed; an info is that of the step, also where it ended an episode."""
+        assert self._masks is not None
+        masks, done = self._read_masks("step", infos), moved.terminated | moved.truncated
+        if self._masks.source == "method":
+            return packed(self._masks, moved, masks, masks | done[:, None])
+        first = self._read_masks("reset", self._reset_infos(), done)
+        return packed(self._masks, moved, np.where(done[:, None], first, masks), masks)
 
     def step(self, action: NDArray) -> HostStep:
         with environment_call("step"):
@@ -80,14 +94,12 @@ class SB3Vector:
             if done.any():
                 successor = obs.copy()
                 for i in np.flatnonzero(done):
-                    successor[i] = self._encoding.encode_each([infos[i]["terminal_observation"]])[0]
+                    final = self._encoding.copied(infos[i]["terminal_observation"])
+                    successor[i] = self._encoding.encode_each([final])[0]
         reward, valid = np.asarray(reward, np.float32), np.ones(self.n, np.bool_)
         moved = HostStep(obs, successor, reward, done & ~cut, done & cut, valid)
         moved = checked_step(moved, self._encoding.layout)
-        if self._masks is None:
-            return moved
-        masks = self._read_masks("step")
-        return packed(self._masks, moved, masks, masks | done[:, None])
+        return moved if self._masks is None else self._with_masks(moved, infos)
 
     def restart(self, who: NDArray) -> NDArray:
         del who
