@@ -116,8 +116,8 @@ class GatesVecEnv:
         self.observation_space, self.action_space = Gates.observation_space, Gates.action_space
         self.reset_infos: list[dict[str, Any]] = [{} for _ in range(n)]
 
-    def has_attr(self, name: str) -> list[bool]:
-        return [hasattr(env, name) for env in self.envs]
+    def has_attr(self, name: str) -> bool:
+        return all(hasattr(env, name) for env in self.envs)
 
     def env_method(self, name: str) -> list[Any]:
         return [getattr(env, name)() for env in self.envs]

@@ -133,8 +133,10 @@ def test_a_vector_of_stable_baselines_cannot_reset_some_of_its_copies() -> None:
         vector.restart(np.array([True, False, False]))
 
 
+@pytest.mark.oracle
 def test_the_real_vector_of_stable_baselines() -> None:
-    env_util = pytest.importorskip("stable_baselines3.common.env_util")
+    from stable_baselines3.common import env_util
+
     vector = env_util.make_vec_env("CartPole-v1", n_envs=2)
     agent = capo.PPO(vector, rollout_length=16, batch_size=32, width=16).learn(64)
     assert agent.env.name == "CartPole-v1"

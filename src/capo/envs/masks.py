@@ -143,7 +143,7 @@ def find_source(env: Any, vector: bool, owned: bool = False) -> Source | None:
         if not vector:
             return _look(env, owned)
         if hasattr(env, "env_method"):  # Stable-Baselines3's
-            if all(env.has_attr(METHOD)):
+            if env.has_attr(METHOD):
                 return "method"
             env.reset()
             return "info" if MASK in env.reset_infos[0] else None
