@@ -15,7 +15,6 @@ from capo.tabular.critic import Coordinates, DenseCritic, DirectCritic, SignCrit
 from capo.update import coordinate_update
 
 
-
 def plain_run(mdp, log_policy, pairs, step, sign_tol):
     """CAPO written plainly: one linear solve an update."""
     log_policy = log_policy.copy()

@@ -27,7 +27,17 @@ ours = sorted(f.__name__ for f in compiled.names if f.__module__.startswith("cap
 heavy = [name for name in ("jax", "optax", "matplotlib", "rich") if name in sys.modules]
 print(json.dumps({"ours": ours, "numba": len(compiled.names) - len(ours), "heavy": heavy}))
 """
-UPDATE = ["_add_multiple", "add_rows", "column", "commit", "dot", "normalise_row", "run", "sparse_dot", "step_size"]
+UPDATE = [
+    "_add_multiple",
+    "add_rows",
+    "column",
+    "commit",
+    "dot",
+    "normalise_row",
+    "run",
+    "sparse_dot",
+    "step_size",
+]
 WALK = ["advance", "draw", "draw_action"]
 
 

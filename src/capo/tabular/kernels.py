@@ -62,7 +62,7 @@ def normalise_row(row):  # type: ignore[no-untyped-def]
     shift = math.log1p(rest)
     for a in range(row.shape[0]):
         value = (row[a] - peak) - shift
-        row[a] = FLOOR if FLOOR > value else value
+        row[a] = FLOOR if value < FLOOR else value
 
 
 @nb.njit(**_INNER_FAST)

@@ -89,7 +89,7 @@ def ensemble_targets(config: RetraceSettings, batch: Rollout, log_pi: Array, q: 
 
 
 def weigh_steps(filled: Array, each: Metrics) -> Metrics:
-    """Arrays (B, T) whose means are those over the filled steps: padding is 0, the rest scaled up to make up for it.
+    """Arrays (B, T) whose means are those over the filled steps: padding is 0, the rest scaled up accordingly.
 
     Args:
         filled: (B, T) 1 for the steps that count, 0 for padding.
