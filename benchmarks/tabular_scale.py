@@ -18,6 +18,7 @@ for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_variable] = "1"  # before numpy is loaded
 
 import argparse
+import importlib
 import json
 import resource
 import subprocess
@@ -117,6 +118,16 @@ def mdpsolver_solver(mdp: capo.MDP) -> Callable[[], Callable[[], Any]]:
     return new
 
 
+def importable(package: str) -> bool:
+    """Whether a peer is there; if not, it is left out."""
+    try:
+        importlib.import_module(package)
+    except ImportError as error:
+        print(f"without {package}: {error}", file=sys.stderr)
+        return False
+    return True
+
+
 def ours(mdp: capo.MDP, threads: int) -> Callable[[], Any]:
     return lambda: capo.solve(mdp, critic="k-step", tol=TOL, threads=threads, device="cpu")
 
@@ -128,10 +139,10 @@ def measure(kind: str, n_states: int, gamma: float, turns: int) -> dict[str, Any
     first = clocked(ours(small, 1))[0]  # loads the compiled kernels, or compiles them
     works = {"capo, 1 thread": ours(mdp, 1), "capo, 2 threads": ours(mdp, 2)}
     ours(small, 2)()
-    if n_states <= PEER_UP_TO:
+    if n_states <= PEER_UP_TO and importable("quantecon"):
         quantecon_solver(small)()
         works["quantecon"] = quantecon_solver(mdp)
-    if n_states <= LISTS_UP_TO[kind]:
+    if n_states <= LISTS_UP_TO[kind] and importable("mdpsolver"):
         works["mdpsolver"] = mdpsolver_solver(mdp)
     if n_states <= EXACT_UP_TO and gamma == 0.99:
         capo.solve(small, rule="batch", critic="signs", iterations=2)
@@ -175,22 +186,28 @@ def clocked(work: Callable[[], Any]) -> tuple[float, float, Any]:
     return time.perf_counter() - started, time.process_time() - spent, result
 
 
-def first_calls() -> dict[str, dict[str, float]]:
-    """Processor seconds of ``capo solve`` in a new process: with nothing compiled yet, and with all compiled."""
+def first_calls() -> dict[str, dict[str, dict[str, float]]]:
+    """``capo solve`` in a new process, with nothing compiled yet and with all compiled: clock and processor."""
     found = {}
     for name, options in {"chain:10": [], "slippery:72": ["--tol", "1e-6"]}.items():
-        with tempfile.TemporaryDirectory() as cache:
-            command = [sys.executable, "-m", "capo", "solve", name, *options]
-            spent = [_children_seconds(command, os.environ | {"NUMBA_CACHE_DIR": cache}) for _ in range(4)]
-        found[name] = {"nothing compiled yet": spent[0], "compiled": min(spent[1:])}
+        command = [sys.executable, "-m", "capo", "solve", name, *options]
+        fresh, again = [], []
+        for _ in range(3):
+            with tempfile.TemporaryDirectory() as cache:
+                spent = [_spent(command, os.environ | {"NUMBA_CACHE_DIR": cache}) for _ in range(3)]
+            fresh, again = [*fresh, spent[0]], [*again, *spent[1:]]
+        found[name] = {
+            what: {"s": median(one[0] for one in runs), "processor s": median(one[1] for one in runs)}
+            for what, runs in {"nothing compiled yet": fresh, "compiled": again}.items()
+        }
     return found
 
 
-def _children_seconds(command: list[str], env: dict[str, str]) -> float:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+def _spent(command: list[str], env: dict[str, str]) -> tuple[float, float]:
+    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     subprocess.run(command, env=env, capture_output=True, check=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    seconds, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 # --- the program ---
@@ -237,13 +254,13 @@ def main() -> None:
         return
     if options.first:
         kept = json.loads(options.out.read_text())
-        write_json(options.out, kept | {"first calls, processor s": first_calls()})
+        write_json(options.out, kept | {"first calls": first_calls()})
         return
     if not options.draw:
         plan = [(*row[:3], 1) for row in FULL if row[1] <= 100_000] if options.quick else FULL
         plan = plan + (HUGE if options.huge else [])
         report: dict[str, Any] = {"quick": options.quick, "tol": TOL, **provenance(), "rows": []}
-        report["first calls, processor s"] = first_calls()
+        report["first calls"] = first_calls()
         options.out.parent.mkdir(parents=True, exist_ok=True)
         for row in plan:
             command = [sys.executable, __file__, "--row", ",".join(map(str, row))]

@@ -67,7 +67,7 @@ class ModifiedRun:
         if self.device == "gpu":
             from capo.tabular.modified_device import Device  # jax takes a second to import
 
-            return Device(self.mdp)
+            return Device.of(self.mdp)
         if self.sharp:
             return Sharp(self.mdp, gauss_seidel, self.threads)
         first = initial_log_policy(self.mdp, self.init, self.theta)
