@@ -8,7 +8,8 @@ import capo
 from capo import MDP, CapoError, baselines
 from capo.tabular import engine
 from capo.tabular.coordinates import Randomized
-from capo.tabular.critic import DirectCritic, SignCritic
+from capo.tabular.critic import DirectCritic
+from capo.tabular.sign_critic import SignCritic
 from capo.tabular.theory import lemmas
 
 S, A = 6, 3

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 import capo
 from capo import CapoError, StepSize, mdps
-from capo.tabular.critic import Coordinates, DenseCritic, DirectCritic, SignCritic, single_threaded_blas
+from capo.tabular.critic import Coordinates, DenseCritic, DirectCritic, single_threaded_blas
+from capo.tabular.sign_critic import SignCritic
 from capo.update import coordinate_update
 
 

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from capo.checks import positive, whole
-from capo.tabular import kernels
-from capo.tabular.critic import GMRES_DEPTH, SIGN_CRITIC_ABOVE
+from capo.tabular import kernels_signs as kernels
+from capo.tabular.critic import SIGN_CRITIC_ABOVE
 from capo.tabular.engine import DEFAULT_TOL
 from capo.tabular.mdp import MDP, Floats
 from capo.tabular.modified import EPS, Rounds, Sharp, action_mask
 from capo.tabular.modified_run import DEFAULT_ROUNDS, run_rounds
 from capo.tabular.record import Baseline, Callback, Recorder
+from capo.tabular.sign_critic import Corrections
 from capo.tabular.solver import Result
 
 MOST_CYCLES = 400  # of GMRES per evaluation; the next improvement continues where this one stopped
@@ -35,10 +36,6 @@ class Solved(Sharp):
     and it ends when the residual's span has shrunk by ``REDUCTION``.
     """
 
-    def __init__(self, mdp: MDP) -> None:
-        super().__init__(mdp)
-        self._basis = np.empty((GMRES_DEPTH + 1, mdp.n_states))
-
     def sweep(self, most: int, goal: float) -> tuple[int, float, float]:  # noqa: ARG002
         """Solve for V of the policy, then one sweep, whose residuals are returned."""
         before = self._values.copy()
@@ -53,16 +50,8 @@ class Solved(Sharp):
         matrix = mdp.csr()[states * mdp.n_actions + self.action]
         matrix.sort_indices()
         reward = mdp.reward[states, self.action]
-        row = np.repeat(states, np.diff(matrix.indptr))
-        middle = matrix.indptr[:-1] + np.bincount(row, matrix.indices < row, mdp.n_states).astype(
-            matrix.indptr.dtype
-        )
-        own = np.flatnonzero(matrix.indices == row)
-        diagonal = np.ones(mdp.n_states)
-        diagonal[row[own]] -= gamma * matrix.data[own]
-        scaled = matrix.data * (gamma / diagonal)[row]
-        scaled[own] = 0.0
-        system, residual = (matrix.indptr, middle, matrix.indices, scaled), np.empty(mdp.n_states)
+        corrections, residual = Corrections(matrix, gamma), np.empty(mdp.n_states)
+        corrections.follow(matrix.data)
         finest, first = 16 * EPS * max(1.0, float(np.abs(values).max())), np.inf
         for cycle in range(MOST_CYCLES):
             low, high = kernels.bellman_residual(
@@ -71,7 +60,7 @@ class Solved(Sharp):
             first = high - low if cycle == 0 else first
             if high - low <= max(finest, REDUCTION * first):
                 break
-            kernels.gmres_cycle(system, values, residual / diagonal, self._basis, 1 / 64)
+            corrections.correct(values, residual, max(high, -low), 1 / 64)
 
 
 def run_baseline(

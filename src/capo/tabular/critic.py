@@ -2,7 +2,8 @@
 
 :class:`DenseCritic`  single coordinates and mini-batches: keeps (I - gamma P_pi)^-1, changed by rank-1 updates.
 :class:`DirectCritic` all pairs at once: one LU solve per iteration, dense or sparse.
-:class:`SignCritic`   all pairs at once on large sparse MDPs: iterates only as far as the signs need.
+
+:mod:`capo.tabular.sign_critic` has the third one: all pairs at once on large sparse MDPs.
 """
 
 from __future__ import annotations
@@ -27,8 +28,6 @@ DIRECT_BELOW = 128  # up to this S the inverse is changed immediately: the matri
 DEPTH = 48  # pending rank-1 changes for larger S
 FEW_SUCCESSORS = 1 / 8  # share of entries below which skipping zeros beats a matrix product
 DENSE_BYTES_LIMIT = 4 * 2**30  # the most a dense inverse and its work space may take
-GMRES_DEPTH = 16  # steps between restarts
-STALLED_AFTER = 30  # restarts without progress
 SIGN_CRITIC_ABOVE = 5_000  # from this S on, sparse batch runs evaluate by iteration rather than by LU
 
 
@@ -284,84 +283,3 @@ class DirectCritic:
         signs = np.sign(advantage).astype(np.int8)
         signs[np.abs(advantage) <= self.sign_tol] = 0
         return AdvantageSigns(values, signs, greatest_advantage(advantage), 0.0)
-
-
-class SignCritic:
-    """Only the sign of A matters: a V within e of V_pi makes sign(A) certain wherever \\|A\\| > (1 + gamma) e.
-
-    GMRES, preconditioned by Gauss-Seidel sweeps and warm-started at the last policy's values, runs until every
-    sign is certain, or its advantage is certain to be below twice the tolerance and counts as 0. The error bound
-    comes from the true Bellman residual, not from the solver's own recurrence.
-    """
-
-    def __init__(self, mdp: MDP, sign_tol: float) -> None:
-        self.mdp, self.sign_tol = mdp, sign_tol
-        rows = mdp.csr()
-        self._indptr, self._indices, self._data = rows.indptr, rows.indices, rows.data
-        pattern, self._place = _policy_pattern(rows, mdp.n_states, mdp.n_actions)
-        every = np.arange(mdp.n_states)
-        row = np.repeat(every, np.diff(pattern.indptr))
-        middle = pattern.indptr[:-1] + np.bincount(row, pattern.indices < row, mdp.n_states).astype(np.int32)
-        self._pattern, self._middle, self._row = pattern, middle, row
-        self._own = np.flatnonzero(pattern.indices == row)  # where P_pi's diagonal is stored
-        self._pi_reward = np.empty(mdp.n_states)
-        self._residual = np.empty(mdp.n_states)
-        self._basis = np.empty((GMRES_DEPTH + 1, mdp.n_states))
-        self._signs = np.empty((mdp.n_states, mdp.n_actions), np.int8)
-        self.values = np.zeros(mdp.n_states)
-        # Where an action is not allowed, an advantage of minus infinity is never undecided and never the greatest.
-        self._barred_reward = mdp.masked(mdp.reward)
-        self.solver_steps = 0
-
-    def evaluate(self, policy: Floats) -> AdvantageSigns:
-        """Signs of the advantages of ``policy`` (S, A)."""
-        gamma = self.mdp.gamma
-        indptr, indices, pi_data = self._pattern.indptr, self._pattern.indices, self._pattern.data
-        kernels.policy_system(
-            self._indptr, self._data, self.mdp.reward, policy, self._place, pi_data, self._pi_reward
-        )
-        diagonal = np.ones(self.mdp.n_states)
-        diagonal[self._row[self._own]] -= gamma * pi_data[self._own]
-        scaled = pi_data * (gamma / diagonal)[self._row]
-        scaled[self._own] = 0.0
-        system = (indptr, self._middle, indices, scaled)
-        values, residual = self.values, self._residual
-        best, looks = np.inf, 0
-        finest = self.sign_tol / (1 + gamma)  # an error that decides every sign
-        while True:
-            # Shifting V by a constant centres its bounds: V_pi - V lies in [low, high] / (1 - gamma).
-            bounds = kernels.bellman_residual(indptr, indices, pi_data, gamma, self._pi_reward, values, residual)
-            low, high = (bound / (1 - gamma) for bound in bounds)
-            error = (high - low) / 2
-            centred = values + (low + high) / 2
-            undecided, greatest = kernels.batch_signs(
-                self._indptr, self._indices, self._data, self._barred_reward, gamma,
-                centred, (1 + gamma) * error, self.sign_tol, self._signs,
-            )  # fmt: skip
-            if undecided == 0:
-                break
-            best, looks = (error, 0) if error < 0.9 * best else (best, looks + 1)
-            if looks > STALLED_AFTER:
-                raise CapoError(
-                    f"the evaluation stalled at an error of {error:.3g} with {undecided} signs undecided: "
-                    f"give a sign_tol of at least {error * (1 + gamma):.3g} or use critic='direct'"
-                )
-            # Far enough to be worth another look, but no further than what decides everything.
-            reduction = min(max(1 / 64, 0.5 * finest / error), 0.5)
-            steps = kernels.gmres_cycle(system, values, residual / diagonal, self._basis, reduction)
-            self.solver_steps += max(1, steps)
-        signs = self._signs.copy() if self.mdp.actions is None else self._signs * self.mdp.actions
-        return AdvantageSigns(centred, signs, greatest + (1 + gamma) * error, error)
-
-
-def _policy_pattern(
-    rows: sp.csr_array, n_states: int, n_actions: int
-) -> tuple[sp.csr_array, npt.NDArray[np.int32]]:
-    """The pattern of P_pi for any pi, and where each transition entry is added in it."""
-    state = np.repeat(np.arange(n_states * n_actions, dtype=np.int64) // n_actions, np.diff(rows.indptr))
-    key = state * n_states + rows.indices
-    unique, place = np.unique(key, return_inverse=True)
-    indptr = np.searchsorted(unique, np.arange(n_states + 1, dtype=np.int64) * n_states).astype(np.int32)
-    indices = (unique % n_states).astype(np.int32)
-    pattern = sp.csr_array((np.zeros(len(indices)), indices, indptr), shape=(n_states, n_states))
-    return pattern, place.astype(np.int32)

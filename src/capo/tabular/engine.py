@@ -37,7 +37,6 @@ from capo.tabular.critic import (
     Coordinates,
     DenseCritic,
     DirectCritic,
-    SignCritic,
     Steps,
     encode,
     greatest_advantage,
@@ -46,6 +45,7 @@ from capo.tabular.critic import (
 )
 from capo.tabular.mdp import MDP, Bools, Floats, Ints, as_floats, check_distribution, require_mdp
 from capo.tabular.record import ManyResult, Signs, Trace, record_points
+from capo.tabular.sign_critic import SignCritic
 from capo.update import StepSize, coordinate_update, floor, log_normalise
 
 CRITICS = ("auto", "exact", "direct", "signs", "k-step")
