@@ -93,9 +93,14 @@ def value_scale(mdp: MDP) -> float:
     lower = lives * (min(least, 0.0) / (1 - mdp.gamma))
     entries = mdp.rows.nnz if mdp.is_sparse else mdp.rows.size
     for _ in range(int(np.clip(2e7 / entries, 2, 200))):
-        upper = np.minimum(upper, mdp.masked(mdp.q_values(upper)).max(axis=1))
-        lower = np.maximum(lower, mdp.masked(mdp.q_values(lower), np.inf).min(axis=1))
+        upper = np.minimum(upper, over_actions(np.maximum, mdp.masked(mdp.q_values(upper))))
+        lower = np.maximum(lower, over_actions(np.minimum, mdp.masked(mdp.q_values(lower), np.inf)))
     return max(1.0, float(upper.max()), -float(lower.min()))
+
+
+def over_actions(reduce: Any, scores: Floats) -> Floats:
+    """(S,) ``np.maximum`` or ``np.minimum`` over the actions of (S, A); far faster than along a short axis."""
+    return np.asarray(reduce.reduce(np.ascontiguousarray(scores.T), axis=0))
 
 
 def initial_log_policy(mdp: MDP, init: Any, theta: Any) -> Floats:

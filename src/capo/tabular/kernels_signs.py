@@ -1,7 +1,13 @@
 """Compiled kernels of :mod:`capo.tabular.sign_critic`; the tests compare each with a plain version.
 
-The system D^-1 (I - gamma P_pi), D its diagonal, is kept as I - L - U without its unit diagonal: row s has its
-entries of L in ``starts[s]:splits[s]`` and those of U in ``splits[s]:starts[s + 1]``.
+With I - gamma P_pi = D - L - U the preconditioner is (E - L) E^-1 (E - U), E diagonal. E = D is symmetric
+Gauss-Seidel. With fill-in lumped, E is such that it agrees with I - gamma P_pi on constants, as an incomplete
+factorisation with the fill-in added to the diagonal: E(s) = D(s) - sum_t L(s, t) sum_u U(t, u) / E(t). By
+induction E(s) >= sum_u U(s, u) + 1 - gamma > 0. It needs half the steps where states lead to neighbours, and many
+more where they lead anywhere.
+
+A system is (starts, splits, targets, scaled, excess): row s has its entries of E^-1 L in ``starts[s]:splits[s]``,
+those of E^-1 U in ``splits[s]:starts[s + 1]``, and ``excess`` (S,) is D / E - 2.
 """
 
 from __future__ import annotations
@@ -18,8 +24,8 @@ _INNER_FAST = {"nogil": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": Tr
 
 
 @nb.njit(**_JIT)
-def policy_system(indptr, data, reward, policy, place, rank, pi_data, pi_reward):  # type: ignore[no-untyped-def]
-    """P_pi's entries and r_pi: ``place[k]`` is where transition entry k is added, ``rank[s]`` is the row of s."""
+def policy_system(indptr, data, reward, policy, place, pi_data, pi_reward):  # type: ignore[no-untyped-def]
+    """P_pi's entries and r_pi, into a fixed pattern: ``place[k]`` is where transition entry k is added."""
     n_states, n_actions = policy.shape
     pi_data[:] = 0.0
     for s in range(n_states):
@@ -30,7 +36,7 @@ def policy_system(indptr, data, reward, policy, place, rank, pi_data, pi_reward)
             pair = s * n_actions + a
             for k in range(indptr[pair], indptr[pair + 1]):
                 pi_data[place[k]] += weight * data[k]
-        pi_reward[rank[s]] = total
+        pi_reward[s] = total
 
 
 @nb.njit(**_FAST)
@@ -48,18 +54,30 @@ def bellman_residual(indptr, indices, pi_data, gamma, pi_reward, values, out):  
 
 
 @nb.njit(**_FAST)
-def scaled_system(indptr, middle, indices, pi_data, gamma, least, starts, splits, targets, scaled, diagonal):  # type: ignore[no-untyped-def]
-    """Fill in L and U, without the entries of P_pi up to ``least``, and D; ``middle`` is where rows reach it.
+def scaled_system(  # type: ignore[no-untyped-def]
+    indptr, middle, indices, pi_data, gamma, least, lumped,
+    starts, splits, targets, scaled, excess, diagonal, ratio,  # filled in
+):  # fmt: skip
+    """The system and E = ``diagonal``, from P_pi without its entries up to ``least``.
 
-    ``targets`` and ``scaled`` have room for one entry more than P_pi.
+    ``middle`` is where rows reach the diagonal; ``targets`` and ``scaled`` have room for one entry more than P_pi;
+    ``ratio`` (S,) is work space.
     """
     count = 0
     for s in range(diagonal.shape[0]):
-        after = middle[s]
-        diagonal[s] = 1.0
+        after, own, fill, above = middle[s], 0.0, 0.0, 0.0
         if after < indptr[s + 1] and indices[after] == s:
-            diagonal[s] -= gamma * pi_data[after]
+            own = gamma * pi_data[after]
             after += 1
+        diagonal[s] = 1.0 - own
+        if lumped:
+            for k in range(indptr[s], middle[s]):
+                fill += pi_data[k] * ratio[indices[k]]
+            for k in range(after, indptr[s + 1]):
+                above += pi_data[k]
+            diagonal[s] -= gamma * fill
+            ratio[s] = gamma * above / diagonal[s]
+        excess[s] = (1.0 - own) / diagonal[s] - 2.0
         factor = gamma / diagonal[s]
         starts[s] = count
         for k in range(indptr[s], middle[s]):  # written in any case: a branch here costs more
@@ -96,8 +114,8 @@ def _scale(x, factor):  # type: ignore[no-untyped-def]
 
 @nb.njit(**_INNER_FAST)
 def _solve_upper(system, right, x):  # type: ignore[no-untyped-def]
-    """x with (I - U) x = right."""
-    starts, splits, targets, scaled = system
+    """x with (I - E^-1 U) x = right."""
+    starts, splits, targets, scaled, _ = system
     for s in range(x.shape[0] - 1, -1, -1):
         total = right[s]
         for k in range(splits[s], starts[s + 1]):
@@ -107,14 +125,14 @@ def _solve_upper(system, right, x):  # type: ignore[no-untyped-def]
 
 @nb.njit(**_INNER_FAST)
 def _apply(system, y, w, rest, out):  # type: ignore[no-untyped-def]
-    """out = (I - L)^-1 (I - L - U) (I - U)^-1 y, in one pass over the entries (Eisenstat's trick).
+    """out = (I - E^-1 L)^-1 E^-1 (D - L - U) (I - E^-1 U)^-1 y, in one pass over the entries (Eisenstat's trick).
 
-    That is w + (I - L)^-1 (y - w) with w = (I - U)^-1 y; ``w`` and ``rest`` are work space.
+    That is w + (I - E^-1 L)^-1 (y + (D / E - 2) w) with w = (I - E^-1 U)^-1 y; ``w`` and ``rest`` are work space.
     """
-    starts, splits, targets, scaled = system
+    starts, splits, targets, scaled, excess = system
     _solve_upper(system, y, w)
     for s in range(y.shape[0]):
-        total = y[s] - w[s]
+        total = y[s] + excess[s] * w[s]
         for k in range(starts[s], splits[s]):
             total += scaled[k] * rest[targets[k]]
         rest[s] = total
@@ -123,14 +141,14 @@ def _apply(system, y, w, rest, out):  # type: ignore[no-untyped-def]
 
 @nb.njit(**_JIT)
 def gmres_cycle(system, diagonal, residual, size, values, basis, work, reduction):  # type: ignore[no-untyped-def]
-    """One cycle of GMRES for the correction of V, with symmetric Gauss-Seidel preconditioning; V is corrected.
+    """One cycle of preconditioned GMRES for the correction of V; V is corrected.
 
     ``residual`` (S,) is r_pi + gamma P_pi V - V and ``size`` that of its greatest entry: what is solved is divided
     by it, so that single precision will do. ``basis`` (m + 1, S) and ``work`` (2, S) are of the precision of
     the system. The cycle ends after m steps or when the preconditioned residual has shrunk by ``reduction``.
     Returns the number of steps.
     """
-    starts, splits, targets, scaled = system
+    starts, splits, targets, scaled, _ = system
     m, number = basis.shape[0] - 1, basis.dtype.type
     hessenberg = np.zeros((m + 1, m))
     cosine, sine, rotated = np.zeros(m), np.zeros(m), np.zeros(m + 1)
@@ -190,8 +208,8 @@ def certain_signs(indptr, indices, data, reward, allowed, policy, gamma, values,
     successors of a with those of the other actions. An advantage greater than that in size has a certain sign; one
     that is certainly below 2 * ``tol`` counts as 0. An action that is not allowed has sign 0.
 
-    Starts at state ``first`` and stops at a state with an undecided pair. Returns that state, or -1, and a bound on
-    the greatest advantage, which holds if every pair was decided.
+    Starts at state ``first`` and stops at a state with an undecided pair. Returns that state, or -1, and a bound
+    on the greatest advantage, which holds if every pair was decided.
     """
     n_states, n_actions = reward.shape
     masked = allowed.shape[0] > 0

@@ -20,6 +20,7 @@ from capo.tabular.mdp import MDP, Floats
 from capo.tabular.modified import Residuals, action_mask, one_hot
 
 MOST_PADDING = 3.0  # padded successors per real one; beyond it, rows differ too much in length
+MOST_SKIPPED = 15  # rounds in a row without a policy's own sweeps, where those gain nothing
 UNROLLED = 16  # loops of up to this many steps are written out, so that they become one kernel
 
 
@@ -90,7 +91,6 @@ class Device:
     """
 
     gauss_seidel = False
-    share = 1.0
 
     def __init__(self, problem: Problem, gamma: float, n_states: int, devices: Sequence[Any]) -> None:
         self._problem, self._n_states = problem, n_states
@@ -114,8 +114,19 @@ class Device:
         """Go back to the first policy and values."""
         with jax.enable_x64(True):
             self._values, self._action = self._begin(self._problem)
+        self._skipped, self._to_skip = 0, 0
+
+    @property
+    def share(self) -> float:
+        """0 in rounds that should not make a policy's own sweeps.
+
+        Where one of them reaches its goal at once, as where values spread state by state and only improvements
+        carry them further, gathering P_pi costs more than it gains: they are left out for 1, 3, 7, ... rounds.
+        """
+        return 0.0 if self._skipped <= self._to_skip else 1.0
 
     def improve(self) -> Residuals:
+        self._skipped += 1
         with jax.enable_x64(True):
             self._values, self._action, found = self._improve(self._problem, self._values, self._action)
             return Residuals(*(float(number) for number in jax.device_get(found)))
@@ -124,7 +135,9 @@ class Device:
         with jax.enable_x64(True):
             self._values, *found = self._sweep(self._problem, self._values, self._action, most, goal)
             count, low, high = jax.device_get(found)
-            return int(count), float(low), float(high)
+        self._to_skip = min(2 * self._to_skip + 1, MOST_SKIPPED) if count == 1 < most else 0
+        self._skipped = 0
+        return int(count), float(low), float(high)
 
     def residuals(self) -> Residuals:
         with jax.enable_x64(True):

@@ -1,4 +1,4 @@
-"""Evaluation of a policy only as far as the signs of its advantages need, for rule ``batch`` on large sparse MDPs."""
+"""Evaluation of a policy only as far as the signs of its advantages need: rule ``batch`` on large sparse MDPs."""
 
 from __future__ import annotations
 
@@ -9,22 +9,25 @@ import scipy.sparse as sp
 from capo.errors import CapoError
 from capo.tabular import kernels_signs as kernels
 from capo.tabular.critic import AdvantageSigns
-from capo.tabular.mdp import MDP, Floats, Ints
+from capo.tabular.mdp import MDP, Floats
 from capo.tabular.modified import action_mask
 
 GMRES_DEPTH = 16  # steps between restarts
+REDUCTION = 1e-3  # of the residual by one cycle
 STALLED_AFTER = 30  # restarts without progress
-LANES = 4  # states that are swept side by side: a processor works on them at the same time
 NEGLIGIBLE = 1e-5  # entries of P_pi up to this times 1 - gamma are left out of the equations for a correction
-SINGLE_UP_TO = 1 - 1e-4  # discount up to which corrections are computed in single precision
+SINGLE_UP_TO = 0.999  # discount up to which corrections are computed in single precision
 
 
 class Corrections:
-    """What to add to V to come closer to V_pi, from its Bellman residual: GMRES with Gauss-Seidel sweeps.
+    """What to add to V to come closer to V_pi, from its Bellman residual: GMRES, preconditioned by two sweeps.
 
     Args:
         pattern: (S, S) CSR, where P_pi may have entries, in ascending order in each row.
         gamma: discount.
+
+    Attributes:
+        lumped: which preconditioner, see :mod:`capo.tabular.kernels_signs`.
     """
 
     def __init__(self, pattern: sp.csr_array, gamma: float) -> None:
@@ -35,15 +38,26 @@ class Corrections:
         # In single precision, corrections shrink the residual by less: too little where 1 - gamma is small.
         number = np.float32 if gamma <= SINGLE_UP_TO else np.float64
         starts, splits, targets = (np.empty(size, np.int32) for size in (n_states + 1, n_states, room))
-        self._system = (starts, splits, targets, np.empty(room, number))
-        self._diagonal = np.empty(n_states)
+        self._system = (starts, splits, targets, np.empty(room, number), np.empty(n_states, number))
+        self._diagonal, self._ratio = np.empty(n_states), np.empty(n_states)
         self._basis, self._work = np.empty((GMRES_DEPTH + 1, n_states), number), np.empty((2, n_states), number)
+        self.lumped = False
+        self._rates: list[float] = []
+
+    def note(self, pi_data: Floats, rate: float) -> None:
+        """Learn by how much a step has shrunk the error, its logarithm; at first each preconditioner is tried."""
+        if len(self._rates) < 2:
+            self._rates.append(rate)
+            self.lumped = len(self._rates) == 1 or self._rates[1] > self._rates[0]
+            self.follow(pi_data)
 
     def follow(self, pi_data: Floats) -> None:
         """Take P_pi, as the entries of the pattern."""
         indptr, indices, gamma = self._pattern.indptr, self._pattern.indices, self._gamma
-        least = NEGLIGIBLE * (1 - gamma)
-        kernels.scaled_system(indptr, self._middle, indices, pi_data, gamma, least, *self._system, self._diagonal)
+        kernels.scaled_system(
+            indptr, self._middle, indices, pi_data, gamma, NEGLIGIBLE * (1 - gamma), self.lumped,
+            *self._system, self._diagonal, self._ratio,
+        )  # fmt: skip
 
     def correct(self, values: Floats, residual: Floats, size: float, reduction: float) -> int:
         """Correct ``values`` (S,) until their residual has shrunk by about ``reduction``, or one cycle of GMRES.
@@ -60,9 +74,9 @@ class Corrections:
 class SignCritic:
     """Only the sign of A matters: it is certain as soon as V is known well enough.
 
-    V_pi - V is bounded by the Bellman residual of V, computed in double precision: its span by that of the residual
-    over 1 - gamma. Corrections of V come from GMRES, preconditioned by Gauss-Seidel sweeps and warm-started at the
-    last policy's values. How they are computed decides how many are needed, not what is certain.
+    V_pi - V is bounded by the Bellman residual of V, computed in double precision: its span by that of the
+    residual over 1 - gamma. Corrections of V come from GMRES, warm-started at the last policy's values. How they
+    are computed decides how many are needed, not what is certain.
 
     An evaluation ends when every sign is certain, or its advantage is certain to be below twice the tolerance and
     counts as 0; and V is known at least as well as the greatest advantage.
@@ -71,18 +85,15 @@ class SignCritic:
     def __init__(self, mdp: MDP, sign_tol: float) -> None:
         self.mdp, self.sign_tol = mdp, sign_tol
         n_states = mdp.n_states
-        self._order = _side_by_side(n_states)
-        self._rank = np.empty_like(self._order)
-        self._rank[self._order] = np.arange(n_states)
         rows = mdp.csr()
-        self._pattern, self._place = _policy_pattern(rows, self._order, self._rank)
+        self._pattern, self._place = _policy_pattern(rows, n_states)
         self._corrections = Corrections(self._pattern, mdp.gamma)
         self._rows = (rows.indptr, rows.indices, rows.data)
         mask = action_mask(mdp)
         self._allowed = np.empty((0, 0), np.bool_) if mask is None else np.ascontiguousarray(mask)
         self._pi_reward, self._residual = np.empty(n_states), np.empty(n_states)
         self._signs = np.empty((n_states, mdp.n_actions), np.int8)
-        self._values = np.zeros(n_states)  # in the order of the sweeps
+        self._values = np.zeros(n_states)
         self.solver_steps = 0
 
     def evaluate(self, policy: Floats) -> AdvantageSigns:
@@ -91,11 +102,12 @@ class SignCritic:
         indptr, indices, pi_data = self._pattern.indptr, self._pattern.indices, self._pattern.data
         values, residual = self._values, self._residual
         kernels.policy_system(
-            self._rows[0], self._rows[2], mdp.reward, policy, self._place, self._rank, pi_data, self._pi_reward
+            self._rows[0], self._rows[2], mdp.reward, policy, self._place, pi_data, self._pi_reward
         )
         self._corrections.follow(pi_data)
         finest = self.sign_tol / (1 + gamma)  # an error that decides every sign
         best, looks, state = np.inf, 0, 0
+        before, steps = np.inf, 0
         while True:
             # Shifting V by a constant centres its bounds: V_pi - V lies in [low, high] / (1 - gamma).
             bounds = kernels.bellman_residual(indptr, indices, pi_data, gamma, self._pi_reward, values, residual)
@@ -103,14 +115,16 @@ class SignCritic:
             error = (high - low) / 2
             if not np.isfinite(error):
                 raise CapoError("values are no longer finite: use smaller rewards or a smaller step size")
-            centred = (values + (low + high) / 2)[self._rank]
+            centred = values + (low + high) / 2
             undecided, greatest = kernels.certain_signs(
                 *self._rows, mdp.reward, self._allowed, policy, gamma,
                 centred, 2 * error, self.sign_tol, self._signs, state,
             )  # fmt: skip
             if undecided < 0 and error <= max(greatest / (1 + gamma), finest):
                 return AdvantageSigns(centred, self._signs.copy(), max(greatest, (1 + gamma) * error), error)
-            state = max(undecided, 0)
+            if steps:
+                self._corrections.note(pi_data, np.log(before / error) / steps)
+            state, before = max(undecided, 0), error
             best, looks = (error, 0) if error < 0.9 * best else (best, looks + 1)
             if looks > STALLED_AFTER:
                 raise CapoError(
@@ -118,37 +132,23 @@ class SignCritic:
                     f"give a sign_tol of at least {error * (1 + gamma):.3g} or use critic='direct'"
                 )
             # Far enough to be worth another look, but no further than what decides everything.
-            reduction = min(max(1 / 64, 0.5 * finest / error), 0.5)
+            reduction = min(max(REDUCTION, 0.5 * finest / error), 0.5)
             size = max(high, -low) * (1 - gamma)
             steps = self._corrections.correct(values, residual, size, reduction)
             self.solver_steps += max(1, steps)
 
 
-def _side_by_side(n_states: int) -> Ints:
-    """(S,) the order of the sweeps: ``LANES`` stretches of the states, one state of each in turn.
-
-    In a sweep a state waits for the one before it; so there are always some that need not wait for each other.
-    """
-    length = n_states // LANES
-    even = np.arange(length * LANES).reshape(LANES, length).T.ravel()
-    return np.concatenate([even, np.arange(length * LANES, n_states)])
-
-
-def _policy_pattern(rows: sp.csr_array, order: Ints, rank: Ints) -> tuple[sp.csr_array, npt.NDArray[np.int32]]:
-    """The pattern of P_pi for any pi, and where each transition entry is added in it; in the order of the sweeps."""
-    n_states = len(order)
-    n_actions = rows.shape[0] // n_states
-    number = np.arange(rows.nnz, dtype=np.int32)
-    renamed = rank.astype(np.int32)[rows.indices]
-    every = sp.csr_array((number, renamed, rows.indptr[::n_actions]), shape=(n_states, n_states))[order]
-    every.sort_indices()  # an entry that is stored twice stays twice
+def _policy_pattern(rows: sp.csr_array, n_states: int) -> tuple[sp.csr_array, npt.NDArray[np.int32]]:
+    """The pattern of P_pi for any pi, and where each transition entry is added in it."""
+    number, n_actions = np.arange(rows.nnz, dtype=np.int32), rows.shape[0] // n_states
+    every = sp.csr_array((number, rows.indices.copy(), rows.indptr[::n_actions]), shape=(n_states, n_states))
+    every.sort_indices()  # an entry of several actions is there several times
     new = np.ones(rows.nnz, bool)
     new[1:] = every.indices[1:] != every.indices[:-1]
-    begins = every.indptr[:-1][np.diff(every.indptr) > 0]
-    new[begins] = True
+    new[every.indptr[:-1][np.diff(every.indptr) > 0]] = True
     count = np.cumsum(new, dtype=np.int32)
     place = np.empty(rows.nnz, np.int32)
     place[every.data] = count - 1
-    indptr = np.concatenate([np.zeros(1, np.int32), count])[every.indptr].astype(np.int32)
-    indices = every.indices[new].astype(np.int32)
+    indptr = np.concatenate([np.zeros(1, np.int32), count])[every.indptr]
+    indices = every.indices[new]
     return sp.csr_array((np.zeros(len(indices)), indices, indptr), shape=(n_states, n_states)), place
