@@ -22,6 +22,7 @@ import numpy as np
 from capo.update import KINDS, floor
 
 FLOOR = floor(np.float64)
+NOTHING = -746.0  # exp of this and of all below is 0
 LOG, FIXED, CLIPPED, ON_POLICY = (KINDS.index(kind) for kind in ("log", "fixed", "clipped", "on-policy"))
 _JIT = {"cache": True, "nogil": True}
 _REASSOCIATES = {"fastmath": {"reassoc", "contract", "nsz"}}  # NaN and infinity keep their meaning
@@ -57,7 +58,7 @@ def normalise_row(row):  # type: ignore[no-untyped-def]
     peak = row[top]
     rest = 0.0
     for a in range(row.shape[0]):
-        if a != top:
+        if a != top and row[a] - peak > NOTHING:
             rest += math.exp(row[a] - peak)
     shift = math.log1p(rest)
     for a in range(row.shape[0]):
@@ -331,4 +332,4 @@ def update_all(kind, first, second, log_policy, signs, counts, alpha, policy):  
                     log_policy[s, a] += signs[s, a] * alpha[s, a]
             normalise_row(log_policy[s])
             for a in range(n_actions):
-                policy[s, a] = math.exp(log_policy[s, a])
+                policy[s, a] = math.exp(log_policy[s, a]) if log_policy[s, a] > NOTHING else 0.0
