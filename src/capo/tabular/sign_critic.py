@@ -15,6 +15,7 @@ from capo.tabular.modified import action_mask
 GMRES_DEPTH = 16  # steps between restarts
 REDUCTION = 1e-3  # of the residual by one cycle
 STALLED_AFTER = 30  # restarts without progress
+KNOWN = 1e-4  # V is computed to within this of the greatest advantage, but no further than the tolerance needs
 NEGLIGIBLE = 1e-5  # entries of P_pi up to this times 1 - gamma are left out of the equations for a correction
 SINGLE_UP_TO = 0.999  # discount up to which corrections are computed in single precision
 
@@ -79,7 +80,7 @@ class SignCritic:
     are computed decides how many are needed, not what is certain.
 
     An evaluation ends when every sign is certain, or its advantage is certain to be below twice the tolerance and
-    counts as 0; and V is known at least as well as the greatest advantage.
+    counts as 0; and V is known to within ``KNOWN`` of the greatest advantage.
     """
 
     def __init__(self, mdp: MDP, sign_tol: float) -> None:
@@ -120,7 +121,7 @@ class SignCritic:
                 *self._rows, mdp.reward, self._allowed, policy, gamma,
                 centred, 2 * error, self.sign_tol, self._signs, state,
             )  # fmt: skip
-            if undecided < 0 and error <= max(greatest / (1 + gamma), finest):
+            if undecided < 0 and error <= max(KNOWN * greatest / (1 + gamma), finest):
                 return AdvantageSigns(centred, self._signs.copy(), max(greatest, (1 + gamma) * error), error)
             if steps:
                 self._corrections.note(pi_data, np.log(before / error) / steps)
