@@ -15,6 +15,7 @@ from capo.tabular.modified import action_mask
 GMRES_DEPTH = 16  # steps between restarts
 REDUCTION = 1e-3  # of the residual by one cycle
 STALLED_AFTER = 30  # restarts without progress
+FAST = 1.0  # logarithm of what a fast step of GMRES shrinks the error by
 KNOWN = 1e-4  # V is computed to within this of the greatest advantage, but no further than the tolerance needs
 NEGLIGIBLE = 1e-5  # entries of P_pi up to this times 1 - gamma are left out of the equations for a correction
 SINGLE_UP_TO = 0.999  # discount up to which corrections are computed in single precision
@@ -46,11 +47,16 @@ class Corrections:
         self._rates: list[float] = []
 
     def note(self, pi_data: Floats, rate: float) -> None:
-        """Learn by how much a step has shrunk the error, its logarithm; at first each preconditioner is tried."""
-        if len(self._rates) < 2:
-            self._rates.append(rate)
-            self.lumped = len(self._rates) == 1 or self._rates[1] > self._rates[0]
-            self.follow(pi_data)
+        """Learn by how much a step has shrunk the error, its logarithm; the better preconditioner is kept.
+
+        The second one is tried where the first one is slow.
+        """
+        if len(self._rates) == 2 or (not self._rates and rate >= FAST):
+            self._rates = [rate, rate]
+            return
+        self._rates.append(rate)
+        self.lumped = len(self._rates) == 1 or self._rates[1] > self._rates[0]
+        self.follow(pi_data)
 
     def follow(self, pi_data: Floats) -> None:
         """Take P_pi, as the entries of the pattern."""
