@@ -293,6 +293,74 @@ def test_a_finite_horizon_is_backward_induction(make, steps, rule):
     assert f"horizon {steps}" in str(result)
 
 
+@pytest.mark.parametrize("make", [barred_mdp, lambda: mdps.chain(6), lambda: mdps.slippery_grid(4)])
+@pytest.mark.parametrize("steps", [1, 2, 7, 40])
+@pytest.mark.parametrize("options", [{"rule": "batch"}, {"rule": "cyclic"}, {"critic": "k-step"}])
+def test_without_a_discount_it_is_backward_induction_too(make, steps, options):
+    mdp = make().with_gamma(1)
+    result = capo.solve(mdp, horizon=steps, tol=1e-8, **options)
+    np.testing.assert_allclose(result.values_by_step, backward(mdp, steps), atol=2e-8)
+    assert result.value == pytest.approx(mdp.start @ result.values_by_step[0])
+    assert (result.policy_by_step[:, ~mdp.allowed] == 0).all()
+    assert result.certificate(seeds=3, max_steps=20).held
+    # What is unrolled has g^-h <= e times the values of step h, so its bounds hold for the MDP itself.
+    unrolled = mdp.unroll(steps)
+    assert unrolled.gamma**-steps < np.e
+    best = backward(mdp, steps)
+    scaled = (best / unrolled.gamma ** np.arange(steps)[:, None]).ravel()
+    np.testing.assert_allclose(capo.baselines.policy_iteration(unrolled).values[:-1], scaled, atol=1e-11)
+    gap = best - policy_by_step_is_worth(mdp, result.policy_by_step)
+    assert -1e-12 < gap.max() <= result.gap_bound + 1e-12
+    assert result.proof().gap_bound >= gap.max() - 1e-12
+
+
+def policy_by_step_is_worth(mdp, policy):
+    """(H, S) values of a policy of its own for every step, from the last step on."""
+    v, out = np.zeros(mdp.n_states), []
+    for step in policy[::-1]:
+        q = mdp.reward + mdp.gamma * (mdp.csr() @ v).reshape(mdp.reward.shape)
+        v = (step * q).sum(axis=1)
+        out.append(v)
+    return np.stack(out[::-1])
+
+
+def test_without_a_discount_the_signs_are_those_of_the_undiscounted_advantages():
+    mdp, steps = barred_mdp().with_gamma(1), 5
+    result = capo.solve(mdp, rule="batch", horizon=steps, iterations=1)
+    uniform = np.tile(mdp.uniform_policy, (steps, 1, 1))
+    worth = policy_by_step_is_worth(mdp, uniform)
+    after = np.concatenate([worth[1:], np.zeros((1, 5))])
+    q = np.stack([mdp.reward + (mdp.csr() @ v).reshape(mdp.reward.shape) for v in after])
+    better = mdp.allowed & (q > worth[:, :, None] + 1e-9)
+    assert ((result.policy_by_step > uniform) == better).all()
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        capo.solve,
+        lambda mdp: capo.solve(mdp, rule="on-policy", horizon=5, iterations=3),
+        lambda mdp: capo.solve_many(mdp, 2, iterations=3),
+        capo.baselines.policy_iteration,
+        capo.baselines.value_iteration,
+        lambda mdp: mdp.policy_values(mdp.uniform_policy),
+        lambda mdp: mdp.original_values(np.zeros(6)),
+        lambda mdp: capo.theory.evaluate(mdp, mdp.uniform_policy),
+        lambda mdp: capo.verify("nowhere.npz", mdp),
+    ],
+)
+def test_without_a_discount_a_horizon_is_needed(use):
+    with pytest.raises(CapoError, match="gamma=1 needs a finite number of steps"):
+        use(mdps.chain(5).with_gamma(1.0))
+
+
+def test_an_undiscounted_mdp_is_saved_and_read(tmp_path):
+    path = barred_mdp().with_gamma(1).save(tmp_path / "mdp.npz")
+    assert MDP.load(path).gamma == 1.0
+    with pytest.raises(CapoError, match=r"gamma=1.5 must be above 0 and below 1, or 1"):
+        mdps.chain(5).with_gamma(1.5)
+
+
 def test_the_value_after_the_last_step():
     mdp, final = barred_mdp(), np.arange(5.0)
     result = capo.baselines.policy_iteration(mdp.unroll(3, final))

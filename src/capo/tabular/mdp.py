@@ -34,7 +34,17 @@ from capo.tabular.mdp_checks import (
     transition_rows,
 )
 
-__all__ = ["MDP", "Bools", "Floats", "Ints", "RewardMap", "as_floats", "check_distribution", "require_mdp"]
+__all__ = [
+    "MDP",
+    "Bools",
+    "Floats",
+    "Ints",
+    "RewardMap",
+    "as_floats",
+    "check_distribution",
+    "require_discounted",
+    "require_mdp",
+]
 
 
 @dataclass(frozen=True)
@@ -54,7 +64,7 @@ class MDP:
         reward: (S, A); or (S, A, S), one per transition (for sparse transitions also a sparse (S*A, S) matrix), of
             which the expectation is kept. If transitions and rewards are COO matrices with the same rows and
             columns, entry k of one belongs to entry k of the other, duplicates included.
-        gamma: discount in (0, 1).
+        gamma: discount in (0, 1); or 1, for MDPs over a finite number of steps (see :meth:`unroll`).
         start: (S,) start distribution rho; uniform by default.
         terminal: states (indices or an (S,) mask) where an episode ends. They become absorbing with reward 0,
             whatever their rows say. States that are already absorbing with reward 0 are found automatically.
@@ -112,7 +122,7 @@ class MDP:
         shape = (self.n_states, self.n_actions)
         rewards = expected_reward(reward, self._rows, shape, self._ends, self.actions)
         largest = float(np.abs(rewards).max())
-        if not np.isfinite(largest / (1 - self.gamma) * 1e8):
+        if not np.isfinite(largest / (1 - self.gamma if self.gamma < 1 else 1.0) * 1e8):
             raise CapoError(f"rewards of size {largest:g} are too large: values would overflow")
         self.reward: Floats = rewards
         found = self._absorbing() & (rewards == 0).all(axis=1)
@@ -204,6 +214,7 @@ class MDP:
 
     def policy_values(self, policy: Floats) -> Floats:
         """V_pi (S,), by one direct solve: the plain evaluation that the fast ones are checked against."""
+        require_discounted(self)
         matrix = self.policy_transition(policy)
         reward = (policy * self.reward).sum(axis=1)
         if self.is_sparse:
@@ -241,6 +252,7 @@ class MDP:
 
     def original_values(self, values: npt.ArrayLike) -> Floats:
         """Values of the rescaled MDP in the units of the rewards the MDP was built with."""
+        require_discounted(self)
         return self.reward_map.scale * np.asarray(values, np.float64) + self.reward_map.shift / (1 - self.gamma)
 
     def with_gamma(self, gamma: float) -> MDP:
@@ -267,6 +279,10 @@ class MDP:
         State h*S + s is state s at step h = 0, 1, ...; the last state, H*S, is the end. :func:`capo.solve` with
         ``horizon=`` solves this MDP.
 
+        Without a discount (gamma = 1) it has the discount g = 1 - 1/(H + 1), and the rewards of step h are divided
+        by g^h. Then its values and advantages at step h are g^-h <= e times those of the undiscounted MDP:
+        policies, signs and values at the start are the same, and a bound on V* - V holds for both.
+
         Args:
             horizon: H, the number of steps.
             final: (S,) what the states are worth after the last step; 0 by default.
@@ -280,10 +296,14 @@ class MDP:
             last = self.masked(self.q_values(worth), 0.0)
         transition = importers.unrolled(rows, self.allowed.ravel(), self.n_actions, steps)
         reward = np.concatenate([np.tile(self.reward, (steps - 1, 1)), last, np.zeros((1, self.n_actions))])
+        gamma = self.gamma
+        if gamma == 1:
+            gamma = 1 - 1 / (steps + 1)
+            reward[:-1] /= np.repeat(gamma ** np.arange(steps), n)[:, None]
         mask = np.concatenate([np.tile(self.allowed, (steps, 1)), np.ones((1, self.n_actions), bool)])
         start = np.concatenate([self.start, np.zeros((steps - 1) * n + 1)])
-        name = f"{self.label} over {steps} steps"
-        return MDP(transition, reward, self.gamma, start, terminal=[steps * n], actions=mask, name=name)
+        name = f"{self.label} over {steps} steps" + (" without discount" if self.gamma == 1 else "")
+        return MDP(transition, reward, gamma, start, terminal=[steps * n], actions=mask, name=name)
 
     def _copy(self, **changes: Any) -> MDP:
         changed = object.__new__(MDP)
@@ -456,6 +476,16 @@ class MDP:
 
 
 def require_mdp(given: Any) -> None:
-    """Raise unless ``given`` is an MDP; a name is the likeliest mistake."""
+    """Raise unless ``given`` is a discounted MDP; a name is the likeliest mistake."""
     if not isinstance(given, MDP):
         raise CapoError(f"{given!r} is not a capo.MDP; capo.mdps.parse makes one from a name such as 'chain:10'")
+    require_discounted(given)
+
+
+def require_discounted(mdp: MDP) -> None:
+    """Raise if values need not be finite."""
+    if mdp.gamma == 1:
+        raise CapoError(
+            "gamma=1 needs a finite number of steps: capo.solve(mdp, horizon=H) or --horizon H, with rule cyclic, randomized or "
+            "batch, or mdp.unroll(H), which everything takes"
+        )

@@ -18,13 +18,13 @@ SUM_TOLERANCE = 1e-8  # how far the sum of a row of probabilities may be from 1;
 
 
 def check_gamma(gamma: float) -> float:
-    """The discount, strictly between 0 and 1."""
+    """The discount: above 0, and below 1, or 1 for a finite number of steps."""
     try:
         value = float(np.asarray(gamma).reshape(()))
     except (TypeError, ValueError, OverflowError):
-        raise CapoError(f"gamma={gamma!r} must be a number strictly between 0 and 1") from None
-    if not 0 < value < 1:
-        raise CapoError(f"gamma={value!r} must be strictly between 0 and 1")
+        raise CapoError(f"gamma={gamma!r} must be a number between 0 and 1") from None
+    if not 0 < value <= 1:
+        raise CapoError(f"gamma={value!r} must be above 0 and below 1, or 1 for a finite number of steps")
     return value
 
 

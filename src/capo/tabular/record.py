@@ -170,6 +170,7 @@ class RunRecord:
     rounds: RoundTrace | None = None
     refactorisations: int = 0
     horizon: int | None = None
+    undiscounted: bool = False
 
     @cached_property
     def policy(self) -> Floats:

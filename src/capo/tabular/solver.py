@@ -53,6 +53,7 @@ class Result(RunRecord):
         rounds: the first rounds of modified CAPO one by one, if they fit in memory.
         refactorisations: how often the critic had to start afresh because of rounding.
         horizon: H of a run over a finite horizon, whose ``mdp`` is the unrolled one; otherwise None.
+        undiscounted: whether that was without a discount; ``values`` are then scaled as :meth:`MDP.unroll` says.
     """
 
     def certificate(self, mu: Any = None, seeds: int = 100, max_steps: int = 2000) -> Certificate:
@@ -72,7 +73,10 @@ class Result(RunRecord):
     @property
     def values_by_step(self) -> Floats:
         """(H, S) V of each step of a run over a finite horizon: what the steps that are left are worth."""
-        return self._by_step(self.values)
+        values = self._by_step(self.values)
+        if not self.undiscounted:
+            return values
+        return np.asarray(values * self.mdp.gamma ** np.arange(len(values))[:, None])  # see MDP.unroll
 
     def __repr__(self) -> str:
         return (
@@ -210,9 +214,9 @@ def solve(
         d_gen: distribution of the randomized rule.
         behaviour, epsilon, batch_size: for the behaviour rule.
         horizon: for the rules that walk (on-policy and behaviour), steps after which a walk restarts. For the
-            others, solve the MDP over this many steps only: every step has a policy and values of its own
-            (:attr:`Result.policy_by_step`, :attr:`Result.values_by_step`). What is solved is
-            ``mdp.unroll(horizon)``, so every rule, bound and certificate applies.
+            others, solve the MDP over this many steps only, with or without a discount: every step has a policy
+            and values of its own (:attr:`Result.policy_by_step`, :attr:`Result.values_by_step`). What is solved
+            is ``mdp.unroll(horizon)``, so every rule, bound and certificate applies.
         restart: for the rules that walk.
         multiple, eta, clip, beta, zeta: for the step size.
         allow_violation: accept beta, zeta or multiple outside the range the theorems need, with a warning.
@@ -244,9 +248,9 @@ def solve(
     (True, 92.274)
     """
     arguments = dict(locals())
-    require_mdp(mdp)
-    if horizon is not None and fits_any_mdp(rule):
+    if isinstance(mdp, MDP) and horizon is not None and fits_any_mdp(rule):
         return _solve_steps(arguments, whole("horizon", horizon))
+    require_mdp(mdp)
     chosen = make_rule(
         rule, order=order, d_gen=d_gen, policy=behaviour, epsilon=epsilon, batch_size=batch_size,
         horizon=horizon, restart=restart,
@@ -337,6 +341,6 @@ def _result(
 def _solve_steps(arguments: dict[str, Any], steps: int) -> Result:
     """Solve the MDP over a number of steps: the arguments of :func:`solve` with the MDP unrolled."""
     result = solve(**(arguments | {"mdp": arguments["mdp"].unroll(steps), "horizon": None}))
-    result.horizon = steps
+    result.horizon, result.undiscounted = steps, arguments["mdp"].gamma == 1
     result.settings = {"horizon": steps, **result.settings}
     return result

@@ -16,7 +16,7 @@ import scipy.linalg
 import scipy.sparse as sp
 import scipy.sparse.linalg
 
-from capo.tabular.mdp import MDP, Floats
+from capo.tabular.mdp import MDP, Floats, require_discounted
 from capo.update import coordinate_update_with_shift, log_normalise
 
 __all__ = [
@@ -75,6 +75,7 @@ class PolicyValues:
     """
 
     def __init__(self, mdp: MDP, log_policy: Floats, dense_up_to: int = DENSE_UP_TO) -> None:
+        require_discounted(mdp)
         self.mdp = mdp
         self.log_policy = np.asarray(log_policy, np.float64)
         self._sparse = mdp.is_sparse and mdp.n_states > dense_up_to
