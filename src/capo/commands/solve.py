@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 import warnings
 from pathlib import Path
@@ -96,6 +97,7 @@ _OWN = ("mdp", "gamma", "out", "certificate", "run")  # options that are not pas
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; 1 if a tolerance was not reached or a certificate line failed."""
+    gc.set_threshold(100_000, 50, 100)  # compiling makes many objects, and hardly any garbage in cycles
     mdp = mdps.parse(options.mdp, options.gamma)
     if options.out is not None:
         matplotlib()  # fail now if it is not installed, not after the work

@@ -486,6 +486,6 @@ def require_discounted(mdp: MDP) -> None:
     """Raise if values need not be finite."""
     if mdp.gamma == 1:
         raise CapoError(
-            "gamma=1 needs a finite number of steps: capo.solve(mdp, horizon=H) or --horizon H, with rule cyclic, randomized or "
-            "batch, or mdp.unroll(H), which everything takes"
+            "gamma=1 needs a finite number of steps: capo.solve(mdp, horizon=H) or --horizon H with rule cyclic, "
+            "randomized or batch, or mdp.unroll(H), which everything takes"
         )

@@ -54,11 +54,13 @@ class Sweeper(Protocol):
 
     Attributes:
         gauss_seidel: whether sweeps use the values that they have already renewed.
-        share: in what share of the states the last improvement compared all actions.
     """
 
     gauss_seidel: bool
-    share: float
+
+    @property
+    def share(self) -> float:
+        """In what share of the states the last improvement compared all actions: fewer, fewer sweeps follow it."""
 
     def improve(self) -> Residuals:
         """Update the policy and make one sweep; the residuals are those of the values before it."""

@@ -159,7 +159,8 @@ class Device:
             return float(self._start[1] @ self._values)
 
     def wait(self) -> None:
-        jax.block_until_ready((self._problem, self._values, self._action))
+        for array in (*jax.tree.leaves(self._problem), self._values, self._action):
+            array.block_until_ready()
 
     def close(self) -> None:
         pass
@@ -326,6 +327,7 @@ def _sweep(
 ) -> Any:
     """Up to ``most`` sweeps with P_pi gathered once."""
     transitions, n_actions = problem.transitions, problem.reward.shape[0]
+    mean: Callable[[Any], Any]
     rewards = jnp.take_along_axis(problem.reward, action[None], axis=0)[0]
     if isinstance(transitions, Segments):
         successors, probabilities, pairs = transitions
