@@ -1,13 +1,18 @@
-"""Modified CAPO on large sparse MDPs beside its peers: quantecon's modified policy iteration and mdpsolver.
+"""Modified CAPO on large sparse MDPs beside its peers: quantecon's modified policy iteration, mdpsolver, MDPax.
 
     python benchmarks/tabular_scale.py [--quick] [--huge] [--out FILE]
     python benchmarks/tabular_scale.py --draw [--out FILE]     # the chart, from the file
 
-Every row is a process of its own, so that its peak memory is its own. Peers and capo take turns. On a busy machine
-seconds on the clock say little, so the seconds of the processor are recorded too, and the ratio for one thread is
-theirs; the ratio for two threads is that of the clock, with the machine's load beside it. Conversions that a peer
-needs from the MDP's arrays are part of its time for quantecon, whose object is made from the same arrays, and not
-for mdpsolver, which takes Python lists. mdpsolver keeps what it solved: it gets a new model for every turn.
+Every row is a process of its own, so that its peak memory is its own. Peers and capo take turns. On a busy
+machine seconds on the clock say little, so the seconds of the processor are recorded too, and the ratio for one
+thread is theirs; the ratio for two threads is that of the clock, with the machine's load beside it. Conversions
+that a peer needs from the MDP's arrays are part of its time for quantecon, whose object is made from the same
+arrays, and not for mdpsolver, which takes Python lists. mdpsolver keeps what it solved: it gets a new model for
+every turn.
+
+MDPax is made for GPUs; here it runs on the CPU, compiled, with its arrays made beforehand. It needs ``pip
+install --no-deps mdpax``, which leaves its CUDA packages out, and chex, hydra-core, jaxtyping, loguru, numpyro
+and orbax-checkpoint.
 """
 
 from __future__ import annotations
@@ -37,6 +42,7 @@ import capo
 from capo import mdps
 from capo.files import write_json
 from capo.provenance import provenance
+from capo.tabular.proof import prove
 
 TOL = 1e-6
 # kind, states, gamma, turns; the exact batch and mdpsolver where they take seconds rather than minutes
@@ -56,6 +62,7 @@ FULL = [
 HUGE = [("random", 10_000_000, 0.99, 1)]  # takes about 10 GB, most of it to build the MDP
 EXACT_UP_TO = 100_000
 LISTS_UP_TO = {"grid": 10_000, "random": 100_000}  # on grids mdpsolver takes minutes beyond
+MDPAX_UP_TO = {"grid": 10_000, "random": 100_000}
 PEER_UP_TO = 1_000_000
 
 
@@ -118,6 +125,57 @@ def mdpsolver_solver(mdp: capo.MDP) -> Callable[[], Callable[[], Any]]:
     return new
 
 
+def mdpax_solver(mdp: capo.MDP) -> Callable[[], Any]:
+    """MDPax's value iteration in float64, compiled; transitions are functions there, here they look up arrays."""
+    import jax
+    import jax.numpy as jnp
+    from loguru import logger
+    from mdpax.core.problem import Problem
+    from mdpax.solvers.value_iteration import ValueIteration
+
+    logger.remove()
+    jax.config.update("jax_enable_x64", True)
+    shape, rows = (mdp.n_states, mdp.n_actions), mdp.csr()
+    length = np.diff(rows.indptr)
+    row, place = np.repeat(np.arange(len(length)), length), np.arange(rows.nnz)
+    successors, probabilities = np.zeros((2, len(length), length.max()))
+    successors[row, place - rows.indptr[row]] = rows.indices
+    probabilities[row, place - rows.indptr[row]] = rows.data
+    to = jnp.asarray(successors.reshape(*shape, -1), jnp.int32)
+    chance, reward = jnp.asarray(probabilities.reshape(*shape, -1)), jnp.asarray(mdp.reward)
+
+    class Arrays(Problem):
+        name = "arrays"
+
+        def _construct_state_space(self) -> Any:
+            return jnp.arange(mdp.n_states, dtype=jnp.int32)
+
+        def _construct_action_space(self) -> Any:
+            return jnp.arange(mdp.n_actions, dtype=jnp.int32)
+
+        def _construct_random_event_space(self) -> Any:
+            return jnp.arange(to.shape[2], dtype=jnp.int32)
+
+        def state_to_index(self, state: Any) -> Any:
+            return state[0]
+
+        def random_event_probability(self, state: Any, action: Any, event: Any) -> Any:
+            return chance[state[0], action[0], event[0]]
+
+        def transition(self, state: Any, action: Any, event: Any) -> Any:
+            return to[state[0], action[0], event[0]][None], reward[state[0], action[0]]
+
+    solver = ValueIteration(Arrays(), gamma=mdp.gamma, epsilon=TOL, max_batch_size=mdp.n_states, verbose=0)
+    solver.solve(max_iterations=1)  # compiles
+
+    def solve() -> Any:
+        solver.values, solver.iteration = jnp.zeros(mdp.n_states), 0
+        solver.solve(max_iterations=10**6)
+        return np.asarray(solver.policy)[:, 0]
+
+    return solve
+
+
 def importable(package: str) -> bool:
     """Whether a peer is there; if not, it is left out."""
     try:
@@ -144,6 +202,8 @@ def measure(kind: str, n_states: int, gamma: float, turns: int) -> dict[str, Any
         works["quantecon"] = quantecon_solver(mdp)
     if n_states <= LISTS_UP_TO[kind] and importable("mdpsolver"):
         works["mdpsolver"] = mdpsolver_solver(mdp)
+    if n_states <= MDPAX_UP_TO[kind] and gamma == 0.99 and importable("mdpax"):
+        works["MDPax"] = mdpax_solver(mdp)
     if n_states <= EXACT_UP_TO and gamma == 0.99:
         capo.solve(small, rule="batch", critic="signs", iterations=2)
         works["capo, exact batch"] = lambda: capo.solve(mdp, rule="batch", critic="signs", tol=TOL)
@@ -151,7 +211,7 @@ def measure(kind: str, n_states: int, gamma: float, turns: int) -> dict[str, Any
     results: dict[str, Any] = {}
     for turn in range(turns):
         for name, work in works.items():
-            if turn == 0 or name not in ("mdpsolver", "capo, exact batch"):  # slow: once
+            if turn == 0 or name not in ("mdpsolver", "MDPax", "capo, exact batch"):  # slow: once
                 *spent, results[name] = clocked(work() if name == "mdpsolver" else work)
                 times[name].append((spent[0], spent[1]))
     run = results["capo, 1 thread"]
@@ -166,6 +226,10 @@ def measure(kind: str, n_states: int, gamma: float, turns: int) -> dict[str, Any
             row["capo, 2 threads, processor s"] / 2 / row["quantecon, processor s"]
         )
         row["largest difference of values"] = float(np.abs(results["quantecon"] - run.values).max())
+    if "MDPax" in results:
+        chosen = np.zeros(mdp.reward.shape)
+        np.put_along_axis(chosen, results["MDPax"][:, None], 1.0, axis=1)
+        row["MDPax, proven gap of its policy"] = prove(mdp, chosen, run.values).gap_bound
     row |= {
         "rounds": run.iterations,
         "sweeps": run.settings["sweeps"],
@@ -218,14 +282,14 @@ def draw(path: Path) -> Path:
     from matplotlib.figure import Figure
 
     rows = json.loads(path.read_text())["rows"]
-    names = ["capo, 1 thread", "quantecon", "mdpsolver", "capo, exact batch"]
+    names = ["capo, 1 thread", "quantecon", "mdpsolver", "MDPax", "capo, exact batch"]
     figure = Figure(figsize=(10, 4), layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
     for ax, (kind, title) in zip(
         axes, (("grid", "slippery grid"), ("random", "random, 5 successors")), strict=True
     ):
         chosen = sorted((r for r in rows if r["MDP"] == kind and r["gamma"] == 0.99), key=lambda r: r["states"])
-        for name, marker in zip(names, "osd^", strict=True):
+        for name, marker in zip(names, "osdv^", strict=True):
             points = [(r["states"], r[f"{name}, processor s"]) for r in chosen if f"{name}, processor s" in r]
             if points:
                 label = "modified CAPO" if name == "capo, 1 thread" else name

@@ -24,11 +24,10 @@ MOST_BYTES = 1 << 36
 def load(path, formats):
     """The arrays of an .npz and its manifest; nothing is unpickled, and sizes are checked first."""
     with zipfile.ZipFile(path) as archive:
-        size = sum(member.file_size for member in archive.infolist())
-    if size > MOST_BYTES:
-        raise ValueError(f"{path} would take {size} bytes")
+        if sum(member.file_size for member in archive.infolist()) > MOST_BYTES:
+            raise ValueError(f"{path} is too large")
     with np.load(path, allow_pickle=False) as archive:
-        arrays = {name: archive[name] for name in archive.files}
+        arrays = dict(archive)
     manifest = json.loads(arrays.pop("manifest").tobytes())
     if manifest["format"] not in formats:
         raise ValueError(f"{path} has format {manifest['format']}")
@@ -57,9 +56,9 @@ def read_mdp(path):
     sound = sound and ((width > 0) == allowed.ravel()).all() and 0 <= successor.min() <= successor.max() < n_states
     if not (sound and 0 < gamma < 1 and np.isfinite(reward).all() and (weight > 0).all() and (weight <= 2).all()):
         raise ValueError(f"{path} is not an MDP")
-    head = f"capo-mdp-digest-1:{n_states}:{n_actions}:{gamma.hex()}:".encode()
-    columns = ((reward, "<f8"), (allowed, "|b1"), (width, "<i8"), (successor, "<i8"), (weight, "<f8"))
-    digest = hashlib.sha256(head + b"".join(sha256(*column) for column in columns)).hexdigest()
+    text = f"capo-mdp-digest-1:{n_states}:{n_actions}:{gamma.hex()}:".encode()
+    parts = ((reward, "<f8"), (allowed, "|b1"), (width, "<i8"), (successor, "<i8"), (weight, "<f8"))
+    digest = hashlib.sha256(text + b"".join(sha256(*part) for part in parts)).hexdigest()
     return gamma, reward, allowed, first, successor, weight, digest
 
 
@@ -67,14 +66,12 @@ def read_proof(path, shape, digest):
     """Policy weights (S, A), v (S,), the covered states (S,) and the claims."""
     arrays, claims = load(path, ("capo-proof-1",))
     policy, values, covered = arrays["policy"], arrays["values"], arrays["covered"]
-    if (policy.dtype, values.dtype, covered.dtype) != (np.float64, np.float64, np.bool_):
-        raise ValueError("an array has the wrong type")
-    if policy.shape != shape or values.shape != shape[:1] or covered.shape != shape[:1] or not covered.any():
-        raise ValueError("an array has the wrong shape")
-    said = claims.pop("sha256")
-    parts = ((policy, "<f8"), (values, "<f8"), (covered, "|b1"))
-    text = json.dumps(claims, sort_keys=True).encode()
-    if said != hashlib.sha256(text + b"".join(sha256(*part) for part in parts)).hexdigest():
+    kinds = [(array.dtype, array.shape) for array in (policy, values, covered)]
+    if kinds != [(np.float64, shape), (np.float64, shape[:1]), (np.bool_, shape[:1])] or not covered.any():
+        raise ValueError("an array has the wrong type or shape")
+    said, parts = claims.pop("sha256"), ((policy, "<f8"), (values, "<f8"), (covered, "|b1"))
+    text = json.dumps(claims, sort_keys=True).encode() + b"".join(sha256(*part) for part in parts)
+    if said != hashlib.sha256(text).hexdigest():
         raise ValueError("the checksum does not match: the file was changed")
     if claims["mdp"] != digest:
         raise ValueError("the proof is about another MDP")
@@ -87,11 +84,10 @@ def read_proof(path, shape, digest):
 def residuals(mdp, policy, values, covered):
     """A lower bound on T_pi v - v and an upper bound on Q(v) - v over the covered states, rounded outward."""
     gamma, reward, allowed, first, successor, weight, _ = mdp
-    n_states, n_actions = reward.shape
-    low, high, start = np.inf, -np.inf, 0
+    (n_states, n_actions), start, low, high = reward.shape, 0, np.inf, -np.inf
     while start < n_states:
-        end = int(np.searchsorted(first[::n_actions], first[start * n_actions] + BLOCK, side="right")) - 1
-        end = max(start + 1, end)
+        end = int(np.searchsorted(first[::n_actions], first[start * n_actions] + BLOCK, side="right"))
+        end = max(start + 1, end - 1)
         pairs = np.flatnonzero(allowed[start:end]) + start * n_actions
         entries = slice(first[start * n_actions], first[end * n_actions])
         count, at = first[pairs + 1] - first[pairs], first[pairs] - entries.start
@@ -103,9 +99,8 @@ def residuals(mdp, policy, values, covered):
         r, own = reward.ravel()[pairs], (1 - gamma) * values[state]
         advantage = r + gamma * (np.add.reduceat(change, at) / total) - own
         error = 1.001 * (2 * count + 6) * UNIT * (np.abs(r) + part / total + np.abs(own)) + TINY
-        above, below = np.nextafter(advantage + error, np.inf), np.nextafter(advantage - error, -np.inf)
-        lows = np.zeros((end - start, n_actions))
-        lows.ravel()[pairs - start * n_actions] = below
+        above, lows = np.nextafter(advantage + error, np.inf), np.zeros((end - start, n_actions))
+        lows.ravel()[pairs - start * n_actions] = np.nextafter(advantage - error, -np.inf)
         w, here = policy[start:end], covered[start:end]
         if (w[~allowed[start:end]] != 0).any():
             raise ValueError("the policy takes an action that is not allowed")
@@ -122,15 +117,13 @@ def residuals(mdp, policy, values, covered):
 def exact_residuals(mdp, policy, values, covered):
     """The same without rounding."""
     gamma, reward, allowed, first, successor, weight, _ = mdp
-    v, w = [Fraction(x) for x in values.tolist()], policy.tolist()
-    low, high = [], []
+    v, w, low, high = [Fraction(x) for x in values.tolist()], policy.tolist(), [], []
     for s in np.flatnonzero(covered).tolist():
         followed, total = Fraction(0), sum(map(Fraction, w[s]))
         for a in np.flatnonzero(allowed[s]).tolist():
-            pair = s * reward.shape[1] + a
-            p = [Fraction(x) for x in weight[first[pair] : first[pair + 1]].tolist()]
-            onward = [v[t] for t in successor[first[pair] : first[pair + 1]].tolist()]
-            mean = sum(x * y for x, y in zip(p, onward, strict=True)) / sum(p)
+            row = slice(*first[s * reward.shape[1] + a :][:2])
+            p = [Fraction(x) for x in weight[row].tolist()]
+            mean = sum(x * v[t] for x, t in zip(p, successor[row].tolist(), strict=True)) / sum(p)
             high.append(Fraction(float(reward[s, a])) + Fraction(gamma) * mean - v[s])
             followed += Fraction(w[s][a]) / total * high[-1]
         low.append(followed)
@@ -138,12 +131,12 @@ def exact_residuals(mdp, policy, values, covered):
 
 
 def main(arguments):
-    exact = "--exact" in arguments
-    proof, mdp_file = (argument for argument in arguments if argument != "--exact")
+    exact, (proof, mdp_file) = "--exact" in arguments, [name for name in arguments if name != "--exact"]
     mdp = read_mdp(mdp_file)
     policy, values, covered, claims = read_proof(proof, mdp[1].shape, mdp[-1])
     low, high = residuals(mdp, policy, values, covered)  # checks the covered states and the action sets, too
-    low, high = exact_residuals(mdp, policy, values, covered) if exact else (low, high)
+    if exact:
+        low, high = exact_residuals(mdp, policy, values, covered)
     left = 1 - Fraction(mdp[0])
     lower, upper, gap = (Fraction(float(claims[name])) for name in ("lower", "upper", "gap_bound"))
     held = low / left >= lower and high / left <= upper and (high - low) / left <= gap
