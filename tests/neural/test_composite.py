@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnasium import spaces
-from helpers_envs import Counting
+from helpers_envs import Counting, Everything
 
 import capo
 from capo.envs.layout import Layout, Part
@@ -30,38 +30,6 @@ TINY_BY_ALGORITHM = {
     "pqn": {"batch_size": 4},
     "rainbow": {"batch_size": 2, "gradient_steps": 1, "replay_transitions": 32, "learning_starts": 8},
 }
-
-
-class Everything(gymnasium.Env):
-    """Observes a part of every supported kind."""
-
-    action_space = spaces.Discrete(3)
-    observation_space = spaces.Dict(
-        {
-            "image": spaces.Box(0, 255, (3, 36, 36), np.uint8),
-            "grid": spaces.Box(0, 1, (4, 4, 2), np.bool_),
-            "box": spaces.Box(-1.0, 1.0, (2, 2), np.float64),
-            "count": spaces.Box(0, 99, (), np.int64),
-            "small": spaces.Discrete(4, start=-1),
-            "large": spaces.Discrete(2000),
-            "several": spaces.MultiDiscrete([3, 5]),
-            "pair": spaces.Tuple([spaces.MultiBinary(3), spaces.Dict(a=spaces.Box(0, 9, (2,), np.uint8))]),
-        }
-    )
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed, options=options)
-        if seed is not None:
-            self.observation_space.seed(seed)
-        self.steps = 0
-        return self.observation_space.sample(), {}
-
-    def step(self, action):
-        self.steps += 1
-        return self.observation_space.sample(), float(action), self.steps == 5, False, {}
-
-
-gymnasium.register("Everything-v0", Everything, disable_env_checker=True)
 
 
 def agent_for(name, env="Everything-v0", **more):

@@ -159,9 +159,10 @@ class Player(ABC):
     def export(self, path: str | Path) -> Path:
         """Write the policy of the seed in use as an ONNX file, which runs without jax; needs the extra ``onnx``.
 
-        Inputs: ``observation`` (batch, ...) as the environment gives them, and optionally ``action_mask`` (batch,
-        actions), true where an action is allowed. Outputs: ``action`` (batch,), the most likely one;
-        ``probabilities`` (batch, actions); and ``value`` (batch,).
+        Inputs: ``observation`` (batch, ...) as the environment gives it, or for a Dict or Tuple one input per part,
+        by its key or index; and optionally ``action_mask`` (batch, actions), true where an action is allowed.
+        Outputs: ``action`` (batch, ...), the most likely one; ``probabilities`` (batch, actions), those of all
+        factors side by side where actions have several; and ``value`` (batch,).
 
         Args:
             path: the file; ``.onnx`` is added if it has no extension.
@@ -171,8 +172,11 @@ class Player(ABC):
         """
         path = as_path("export", path)
         path = path if path.suffix else path.with_suffix(".onnx")
-        algorithm, params = unpack_playable(self.learner.algorithm, self._policy(self.learner))
-        write_onnx(path, algorithm, jax.tree.map(np.array, params), self.env, self.policy)
+        learner = self.learner
+        policy = self._policy(learner)
+        algorithm, params = unpack_playable(learner.algorithm, policy)
+        expected = partial(learner.policy, policy, exact=True)
+        write_onnx(path, algorithm, jax.tree.map(np.array, params), learner.env, expected)
         return path
 
     def as_function(self) -> Callable[[Any], Array]:

@@ -200,12 +200,21 @@ class Learner(ABC):
 
         return policy
 
-    def policy(self, params: PyTree, observations: Any, action_masks: Any = None) -> tuple[NDArray, NDArray]:
-        """Probabilities (N, A) of the actions and values (N,) of a batch; see :meth:`act` for the arguments."""
+    def policy(
+        self, params: PyTree, observations: Any, action_masks: Any = None, exact: bool = False
+    ) -> tuple[NDArray, NDArray]:
+        """Probabilities (N, A) of the actions and values (N,) of a batch; see :meth:`act` for the arguments.
+
+        With ``exact``, all products are those of float32, whatever the setting ``precision`` and the device.
+        """
         obs, mask = self._encoded(observations, action_masks)
         if not len(obs):
             return np.zeros((0, mask.shape[1]), np.float32), np.zeros(0, np.float32)
-        probabilities, values = self._policy(params, obs, mask)
+        if exact:
+            with jax.default_matmul_precision("highest"):
+                probabilities, values = _policy(self.algorithm.exact(), params, obs, mask)
+        else:
+            probabilities, values = self._policy(params, obs, mask)
         return np.asarray(probabilities), np.asarray(values)
 
     def _encoded(self, observations: Any, action_masks: Any) -> tuple[NDArray, NDArray]:
