@@ -205,3 +205,20 @@ def test_the_speed_is_said_after_a_few_seconds(monkeypatch):
     assert calls == [1, 2, 7, 10]
     pace.Pace(Ticker()).run(Slow(), 0, 10, 100)
     assert calls[-1] == 10  # nobody is told: nothing is cut
+
+
+def test_what_is_paid_once_is_not_in_the_speed(monkeypatch):
+    """The first iteration on the host compiles how to act: an estimate by it would be minutes for seconds."""
+    now = [0.0]
+    monkeypatch.setattr(pace.time, "perf_counter", lambda: now[0])
+
+    class CompilesFirst:
+        frames_per_iteration, n_seeds = 10, 1
+
+        def run(self, state, iterations):
+            now[0] += (60 if state == 0 else 0) + iterations
+            return state + iterations, {"x": np.zeros((iterations, 1))}
+
+    stream = io.StringIO()
+    pace.Pace(Lines(stream)).run(CompilesFirst(), 0, 20, 100)
+    assert "speed: about 10 frames/s; the 930 frames left take about 1:33" in stream.getvalue()
