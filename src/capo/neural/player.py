@@ -287,8 +287,6 @@ def make_behaviour(given: Any, agent: Player) -> Behaviour:
     if isinstance(given, Mixture):
         given, share = given.behaviour, float(given.share)
     spec = EnvSpec(agent.env)
-    if spec.factors:
-        raise CapoError(f"{spec.name!r} has actions of several factors: only the agent itself can act on it yet")
     if isinstance(given, Player):
         theirs = EnvSpec(given.env)
         for name in ("n_actions", "factors", "layout", "observation_shape", "observation_dtype"):
@@ -308,9 +306,13 @@ def make_behaviour(given: Any, agent: Player) -> Behaviour:
         )
     if share < 1:
         note = f"a mixture: {share:g} of {note}, the rest of the agent's own policy"
-    return Behaviour(function, share, spec.n_actions, note if note.isprintable() else "a function")
+    note = note if note.isprintable() else "a function"
+    return Behaviour(function, share, spec.n_actions, note, spec.factors, spec.layout)
 
 
 def _on_parts(function: Callable[[Any], Any], layout: Layout, observations: Any) -> Any:
-    """What a user's behaviour says about observations that are packed: it gets a dict of their parts."""
-    return function(layout.unpack(observations))
+    """What a user's behaviour says about observations that are packed: it gets a dict of their parts.
+
+    One that has no name, since it is the whole observation beside an action mask, is called ``observation``.
+    """
+    return function({name or "observation": value for name, value in layout.unpack(observations).items()})

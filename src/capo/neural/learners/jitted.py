@@ -116,7 +116,7 @@ class JittedLearner(Learner):
             begin = time.perf_counter()
             if self.behaviour is not None:  # what it returns is checked here, on real observations
                 keys = jax.random.split(jax.random.PRNGKey(0), self.config.n_envs)
-                self.behaviour.on_host(np.asarray(jax.vmap(self.env.reset)(keys)[1]))
+                self.behaviour.on_host(np.asarray(jax.vmap(self._steppable.reset)(keys)[1]))
             shapes = replace(self.shapes(range(self.n_seeds)), era=era)
             if self.mesh is not None:
                 shapes = jax.tree.map(partial(_placed, sharding=NamedSharding(self.mesh, _SEEDS)), shapes)
