@@ -237,10 +237,10 @@ class Dials:
     observation_shape = (1,)
     observation_dtype = np.float32
 
-    def reset(self, key: Any) -> tuple[Any, Any]:
+    def reset(self, _: Any) -> tuple[Any, Any]:
         return jnp.int32(0), jnp.zeros(1)
 
-    def step(self, key: Any, state: Any, action: Any) -> tuple[Any, ...]:
+    def step(self, _: Any, state: Any, action: Any) -> tuple[Any, ...]:
         return state + 1, jnp.zeros(1), jnp.float32(action[1]), state >= 3, jnp.bool_(False)
 
 
@@ -318,3 +318,18 @@ def test_another_agent_and_a_mixture_act_on_several_factors() -> None:
 def test_what_a_function_returns_for_several_factors_is_checked(returned: Any, what: str) -> None:
     with pytest.raises(capo.CapoError, match=what):
         Behaviour(lambda _: returned, 1.0, 5, "f", (2, 3)).on_host(OBS)
+
+
+def test_a_function_that_fails_inside_a_compiled_program_is_named() -> None:
+    calls = 0
+
+    def fails(obs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > 5:
+            raise OSError("the robot is gone")
+        return np.full((len(obs), 2), 0.5)
+
+    agent = capo.NCAPO("probe-action", **SMALL)
+    with pytest.raises(capo.CapoError, match=r"the function fails\) raised OSError: the robot is gone\. What was"):
+        agent.learn(640, behaviour=fails)

@@ -222,3 +222,18 @@ def test_what_is_paid_once_is_not_in_the_speed(monkeypatch):
     stream = io.StringIO()
     pace.Pace(Lines(stream)).run(CompilesFirst(), 0, 20, 100)
     assert "speed: about 10 frames/s; the 930 frames left take about 1:33" in stream.getvalue()
+
+
+def test_a_mask_among_the_observations_is_said_to_forbid_nothing():
+    class WithMask(Both):
+        observation_space = spaces.Dict(
+            {"seen": spaces.Box(-1.0, 1.0, (3,)), "action_mask": spaces.Box(0, 1, (2,), np.int8)}
+        )
+
+    agent = agent_for("a2c", WithMask())
+    assert any("no action is forbidden by it: return it in info" in text for text in said(agent))
+    assert not any("forbidden" in text for text in said(agent_for("a2c", "Both-v0")))
+
+
+def said(agent):
+    return list(notices.warnings_about(agent._make_plan(1, None, None), 0, agent.learner))

@@ -120,7 +120,12 @@ def test_observations_of_several_parts_have_an_input_each(name: str, tmp_path: P
 )
 def test_networks_for_pictures(network: str, layer_norm: bool, tmp_path: Path) -> None:
     agent = capo.PPO(
-        Stacked(PICTURE, THREE), width=16, conv_features=2, network=network, layer_norm=layer_norm, activation="tanh"
+        Stacked(PICTURE, THREE),
+        width=16,
+        conv_features=2,
+        network=network,
+        layer_norm=layer_norm,
+        activation="tanh",
     )
     check(agent, tmp_path, np.stack([PICTURE.sample() for _ in range(3)]))
 

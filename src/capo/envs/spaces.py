@@ -444,4 +444,3 @@ def _categories(name: str, label: str, sizes: NDArray, starts: NDArray) -> _Enco
     if long.any():
         parts.append(Part(label, (int(long.sum()),), "int32", classes=rows))
     return tuple(parts), Categories(name, sizes, starts, long)
-

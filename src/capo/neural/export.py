@@ -69,7 +69,7 @@ def build(algorithm: Algorithm, params: PyTree, env: Env) -> Any:
     return graph.finish("policy", {"environment": spec.name, "algorithm": algorithm.name})
 
 
-# Observations -----------------------------------------------------------------------------------------------------
+# Observations -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def _categories(graph: Graph, encode: Categories, x: str) -> list[str]:
 def _as_taken(
     graph: Graph, found: Sequence[str], seen: Sequence[Part], normaliser: ByPart | None
 ) -> Mapping[str, str]:
-    """The parts by name as the networks take them: float32, bytes in [0, 1], normalised; categories as integers."""
+    """The parts by name, as the networks take them: floats, bytes in [0, 1], normalised; categories as int64."""
     taken = {}
     for x, part in zip(found, seen, strict=True):
         if part.classes:
@@ -160,7 +160,7 @@ def _as_taken(
     return taken
 
 
-# Actions ----------------------------------------------------------------------------------------------------------
+# Actions ----------------------------------------------------------------------------------------------------
 
 
 def _choice(graph: Graph, spec: EnvSpec, scores: str, algorithm: Algorithm) -> tuple[str, str, tuple[int, ...]]:
@@ -180,7 +180,7 @@ def _choice(graph: Graph, spec: EnvSpec, scores: str, algorithm: Algorithm) -> t
     return graph.joined(probabilities), graph.node("Add", action, graph.constant(first, np.int64)), first.shape
 
 
-# The check --------------------------------------------------------------------------------------------------------
+# The check --------------------------------------------------------------------------------------------------
 
 
 def _check(model: Any, env: Env, expected: Expected) -> None:
@@ -195,8 +195,8 @@ def _check(model: Any, env: Env, expected: Expected) -> None:
         for one, wanted in zip(found, expected(observations, mask), strict=True):
             if not np.allclose(one, wanted, rtol=TOLERANCE, atol=TOLERANCE):
                 raise CapoError(
-                    f"the graph of {spec.name!r} does not compute what the agent does, so no file was written: its "
-                    "observations are changed in a way that can't be exported yet"
+                    f"the graph of {spec.name!r} does not compute what the agent does, so no file was written: "
+                    "its observations are changed in a way that can't be exported yet"
                 )
 
 
@@ -210,7 +210,7 @@ def _some_allowed(spec: EnvSpec) -> NDArray:
 
 
 def _samples(env: Env) -> tuple[dict[str, NDArray], Any]:
-    """A few observations as the environment gives them: the graph's inputs, and a batch as ``predict`` takes it."""
+    """A few observations: the graph's inputs, and a batch as ``predict`` takes it."""
     inputs = _inputs(env)
     if is_jitted(env):
         keys = jax.random.split(jax.random.PRNGKey(0), CHECKED)

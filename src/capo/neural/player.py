@@ -159,7 +159,7 @@ class Player(ABC):
     def export(self, path: str | Path) -> Path:
         """Write the policy of the seed in use as an ONNX file, which runs without jax; needs the extra ``onnx``.
 
-        Inputs: ``observation`` (batch, ...) as the environment gives it, or for a Dict or Tuple one input per part,
+        Inputs: ``observation`` (batch, ...) as the environment gives it, or for a Dict or Tuple one input per part
         by its key or index; and optionally ``action_mask`` (batch, actions), true where an action is allowed.
         Outputs: ``action`` (batch, ...), the most likely one; ``probabilities`` (batch, actions), those of all
         factors side by side where actions have several; and ``value`` (batch,).

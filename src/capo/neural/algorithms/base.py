@@ -201,9 +201,7 @@ class Algorithm(ABC):
         """Q (..., A), or V (..., 1), from the outputs of the critic's head."""
         return outputs
 
-    def export(
-        self, graph: Graph, params: Params, parts: Mapping[str, str], mask: str | None
-    ) -> tuple[str, str]:
+    def export(self, graph: Graph, params: Params, parts: Mapping[str, str], mask: str | None) -> tuple[str, str]:
         """Add the networks to an ONNX graph.
 
         Args:

@@ -171,9 +171,7 @@ class PQNAlgorithm(Algorithm):
         scores = self.action_scores(acting, inputs)
         return policies.epsilon_greedy(scores, epsilon, inputs.mask, self.network.factors)
 
-    def export(
-        self, graph: Graph, params: Params, parts: Mapping[str, str], mask: str | None
-    ) -> tuple[str, str]:
+    def export(self, graph: Graph, params: Params, parts: Mapping[str, str], mask: str | None) -> tuple[str, str]:
         del mask
         q = graph.head(params["head"], graph.body(self.network, params["body"], parts))
         return q, q

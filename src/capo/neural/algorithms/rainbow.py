@@ -318,9 +318,7 @@ class RainbowAlgorithm(Algorithm):
         q = q_values(self.config, outputs(self.config, self.network, acting, inputs))
         return policies.masked(q, inputs.mask)
 
-    def export(
-        self, graph: Graph, params: Params, parts: Mapping[str, str], mask: str | None
-    ) -> tuple[str, str]:
+    def export(self, graph: Graph, params: Params, parts: Mapping[str, str], mask: str | None) -> tuple[str, str]:
         config, n_actions = self.config, self.network.n_actions
         n_atoms = config.atoms if config.distributional else 1
         features = graph.body(self.network, params["body"], parts)
@@ -336,7 +334,7 @@ class RainbowAlgorithm(Algorithm):
         return q, q
 
     def _export_dueling(self, graph: Graph, value: str, advantage: str, mask: str | None) -> str:
-        """Value (N, 1, atoms) plus advantage (N, A, atoms) minus its mean over the actions allowed of each factor."""
+        """Value (N, 1, atoms) plus advantage (N, A, atoms), less its mean over each factor's allowed actions."""
         sizes = self.network.factors or (self.network.n_actions,)
         axis = graph.constant([1], np.int64)
         centred = []

@@ -66,6 +66,7 @@ class Behaviour:
         factors: sizes of the factors of an action; () if it is a single number.
         layout: of the observations; it finds the action masks, if there are any.
         draws: whether it chooses actions itself; None before its first call.
+        failure: what it raised when it was called from a compiled program, which can't raise it as it is.
     """
 
     function: Function
@@ -75,6 +76,7 @@ class Behaviour:
     factors: policies.Sizes = ()
     layout: Layout | None = None
     draws: bool | None = field(default=None, init=False, compare=False)
+    failure: CapoError | None = field(default=None, init=False, compare=False)
 
     def on_host(self, observations: NDArray) -> NDArray:
         """Log-probabilities (N, A) for concrete observations; -inf but for the chosen action if it draws itself.
@@ -116,7 +118,7 @@ class Behaviour:
         mask = self._mask(observations)
         checked = self.draws and mask is not None
         if checked or not self.is_traceable(observations.shape, observations.dtype):
-            called: Array = io_callback(lambda obs: self.on_host(np.asarray(obs)), shape, observations)
+            called: Array = io_callback(self._called, shape, observations)
             return called
         result = self.function(observations)
         if not self.draws:
@@ -128,6 +130,14 @@ class Behaviour:
         if self.factors:
             log_p = jnp.where(np.arange(self.n_actions) < self.factors[0], log_p, 0.0)
         return jnp.where(policies.is_taken(places, self.n_actions, (1,)), log_p, -jnp.inf)
+
+    def _called(self, observations: Array) -> NDArray:
+        """:meth:`on_host`, from a compiled program."""
+        try:
+            return self.on_host(np.asarray(observations))
+        except CapoError as error:
+            self.failure = error
+            raise
 
     def is_traceable(self, shape: tuple[int, ...], dtype: Any) -> bool:
         """Whether the function is one of jax: given an abstract array, it returns jax's arrays.

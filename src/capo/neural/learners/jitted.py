@@ -15,7 +15,8 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from typing import Any
@@ -37,6 +38,7 @@ from capo.neural.learners.protocol import (
     seed_keys,
     to_device,
     unpack_playable,
+    warn_of_endless,
 )
 from capo.neural.parts import policies, replay
 from capo.neural.parts.iterations import ERA, Iteration
@@ -143,14 +145,29 @@ class JittedLearner(Learner):
         while at < end:
             now = min(CHUNK, end - at, ERA - at % ERA)
             self.compile(state.era)
-            state, metrics = self._compiled[state.era](state, jnp.int32(now))
-            rows.append({name: np.asarray(values)[:now] for name, values in metrics.items()})
+            with self._behaviours_own_error():
+                state, metrics = self._compiled[state.era](state, jnp.int32(now))
+                rows.append({name: np.asarray(values)[:now] for name, values in metrics.items()})
             at += now
             if at % ERA == 0:
                 state = self.place(state.in_era(at // ERA))
         if not rows:
             return state, {}
         return state, {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
+
+    @contextmanager
+    def _behaviours_own_error(self) -> Iterator[None]:
+        """Raise what a behaviour raised that the compiled program called, in place of what jax says of it."""
+        if self.behaviour is not None:
+            self.behaviour.failure = None
+        try:
+            yield
+        except Exception:
+            if self.behaviour is None or self.behaviour.failure is None:
+                raise
+            raise CapoError(
+                f"{self.behaviour.failure}. What was learned since the last log point or checkpoint is lost"
+            ) from self.behaviour.failure
 
     def _run(self, state: TrainState, iterations: Array) -> tuple[TrainState, Metrics]:
         """Up to CHUNK iterations; the number is an argument, so that every number is the same program."""
@@ -258,14 +275,21 @@ class JittedLearner(Learner):
         So short episodes count no more than long ones, and a seed's episodes depend on its own key alone.
         """
         params = self.place(params)
-        return np.asarray(self._evaluate(params, keys, episodes=episodes, deterministic=deterministic))
+        returns, running = self._evaluate(params, keys, episodes=episodes, deterministic=deterministic)
+        warn_of_endless(self.eval_env.name, int(np.sum(running)), running.size)
+        return np.asarray(returns)
 
-    def _evaluate_on_devices(self, params: PyTree, keys: Array, episodes: int, deterministic: bool) -> Array:
+    def _evaluate_on_devices(
+        self, params: PyTree, keys: Array, episodes: int, deterministic: bool
+    ) -> tuple[Array, Array]:
+        """Returns (K, episodes), and which of the episodes were still running after the most steps."""
         seeds = jax.vmap(partial(self._evaluate_seed, episodes=episodes, deterministic=deterministic))
-        returns: Array = self._spread(seeds, (_SEEDS, _SEEDS), _SEEDS)(params, keys)
-        return returns
+        found: tuple[Array, Array] = self._spread(seeds, (_SEEDS, _SEEDS), (_SEEDS, _SEEDS))(params, keys)
+        return found
 
-    def _evaluate_seed(self, params: PyTree, key: Array, episodes: int, deterministic: bool) -> Array:
+    def _evaluate_seed(
+        self, params: PyTree, key: Array, episodes: int, deterministic: bool
+    ) -> tuple[Array, Array]:
         algorithm, params = unpack_playable(self.algorithm, params)
         acting = prepare(algorithm.network, algorithm.acting_params(params))
         best = deterministic or not algorithm.samples
@@ -291,7 +315,7 @@ class JittedLearner(Learner):
         # Several steps between two looks at who still plays: on a GPU a look is a round trip to the host.
         steps = partial(jax.lax.fori_loop, 0, EVALUATION_CHUNK, lambda _, c: step(c))
         carry = jax.lax.while_loop(lambda c: c[4].any() & (c[0] < MAX_EVALUATION_STEPS), steps, carry)
-        return carry[3]
+        return carry[3], carry[4]
 
 
 def _guards(layout: Layout | None, factors: tuple[int, ...], rollouts: Rollout) -> Metrics:

@@ -10,9 +10,9 @@ from numpy.typing import ArrayLike
 
 from capo.arrays import NDArray
 from capo.errors import CapoError
-from capo.neural.parts.layer_norm import EPSILON
 from capo.neural.parts.encoders import Encoder
 from capo.neural.parts.images import NATURE
+from capo.neural.parts.layer_norm import EPSILON
 from capo.neural.parts.layers import KERNEL
 from capo.neural.parts.networks import Layer, NetworkSpec, Params
 from capo.neural.parts.normaliser import LIMIT
@@ -111,7 +111,9 @@ class Graph:
         Numbers are float32, categories int64.
         """
         if spec.own is not None:
-            raise CapoError("a network of your own can't be exported: it is a function of jax, not a list of layers")
+            raise CapoError(
+                "a network of your own can't be exported: it is a function of jax, not a list of layers"
+            )
         if spec.kind == "parts":
             every = zip(spec.encoders, layers["parts"], strict=True)
             x = self.joined([self._encoded(spec, one, own, parts[one.part.name]) for one, own in every])
