@@ -213,10 +213,9 @@ class Learner(ABC):
         if not len(obs):
             return np.zeros((0, mask.shape[1]), np.float32), np.zeros(0, np.float32)
         if exact:
+            given = jnp.asarray(obs), jnp.asarray(mask)
             with jax.default_matmul_precision("highest"):
-                probabilities, values = _policy(
-                    self.algorithm.exact(), params, jnp.asarray(obs), jnp.asarray(mask)
-                )
+                probabilities, values = _policy(self.algorithm.exact(), params, *given)
         else:
             probabilities, values = self._policy(params, obs, mask)
         return np.asarray(probabilities), np.asarray(values)
