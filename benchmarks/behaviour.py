@@ -2,7 +2,7 @@
 
     python benchmarks/behaviour.py                       # all: results/behaviour/*.json and the figure
     python benchmarks/behaviour.py --env CartPole-v1     # one environment
-    python benchmarks/behaviour.py --draw                # the figure alone
+    python benchmarks/behaviour.py --draw                # the figure and the table alone
 
 On each environment there are four trainings of the same length, with the presets' settings and a few seeds:
 
@@ -32,20 +32,18 @@ from capo.provenance import provenance
 from capo.report import figures
 from capo.runs.layout import FRAMES, RETURN, SCORE, SEED
 
-OUT = Path("results/behaviour")
-FIGURE = OUT / "behaviour.png"
 EPISODES = 100
 POINTS = 10  # evaluations during a training
 # Frames of the trainings and of the mediocre behaviour, and the presets of NCAPO and PPO.
 TASKS: dict[str, dict[str, Any]] = {
-    "CartPole-v1": {"frames": 30_000, "behaviour_frames": 12_000, "ncapo": "default", "ppo": "default"},
+    "CartPole-v1": {"frames": 40_000, "behaviour_frames": 12_000, "ncapo": "default", "ppo": "default"},
     "FrozenLake-v1,is_slippery=false": {
-        "frames": 30_000,
+        "frames": 40_000,
         "behaviour_frames": 10_000,
         "ncapo": "default",
         "ppo": "default",
     },
-    "minatar-breakout": {"frames": 300_000, "behaviour_frames": 100_000, "ncapo": "cpu", "ppo": "default"},
+    "minatar-breakout": {"frames": 500_000, "behaviour_frames": 100_000, "ncapo": "cpu", "ppo": "default"},
 }
 ARMS = {
     "random": "NCAPO from random actions",
@@ -110,10 +108,10 @@ def measure(env: str, seeds: int, shrink: int, path: Path, keep: bool) -> None:
         write_json(path, {**content, "arms": arms, "made_by": provenance()})
 
 
-def draw(out: Path) -> None:
-    """One panel per environment: curves of the four trainings, dashed lines for the two behaviours."""
-    found = [json.loads(path.read_text()) for path in sorted(OUT.glob("*.json"))]
-    with figures.figure(out, 1, len(found), size=(4.6 * len(found), 3.9), squeeze=False) as (drawing, axes):
+def draw(folder: Path) -> None:
+    """One panel per environment: curves of the four trainings, dotted lines for the two behaviours."""
+    found, picture = finished(folder), folder / "behaviour.png"
+    with figures.figure(picture, 1, len(found), size=(4.6 * len(found), 3.9), squeeze=False) as (drawing, axes):
         for axis, one in zip(axes[0], found, strict=True):
             for colour, (name, label) in zip(figures.COLOURS, ARMS.items(), strict=False):
                 curves = np.array(one["arms"][name]["curves"])  # (seeds, points, 2)
@@ -123,15 +121,20 @@ def draw(out: Path) -> None:
             axis.set(title=one["env"], xlabel="frames", ylabel="return without exploration")
             axis.xaxis.set_major_formatter(figures.short_number)
         figures.legend_below(drawing, axes[0], columns=2)
-    print(f"wrote {out}")
+    print(f"wrote {picture}")
 
 
-def table() -> str:
+def finished(folder: Path) -> list[dict[str, Any]]:
+    """The environments of which all trainings are there."""
+    read = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    return [one for one in read if len(one["arms"]) == len(ARMS)]
+
+
+def table(folder: Path) -> str:
     """The final returns as a table in Markdown: mean over seeds, and the lowest and highest seed."""
     learned = "random actions | NCAPO from them | mediocre policy | NCAPO from it | NCAPO | PPO"
     lines = [f"| environment | frames | {learned} |", "|---" * 8 + "|"]
-    for path in sorted(OUT.glob("*.json")):
-        one = json.loads(path.read_text())
+    for one in finished(folder):
         behaviours = {name: f"{value:.3g}" for name, value in one["behaviour_returns"].items()}
         scores = {}
         for name, arm in one["arms"].items():
@@ -147,17 +150,21 @@ def table() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env", choices=list(TASKS), action="append", help="(default: all)")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument(
+        "--out", type=Path, default=Path("results/behaviour"), help="folder (default: %(default)s)"
+    )
     parser.add_argument("--shrink", type=int, default=1, help="divide all frames by this, for a quick look")
     parser.add_argument("--keep", action="store_true", help="continue: keep the trainings that are in the files")
     parser.add_argument("--draw", action="store_true", help="only draw the figure from the files")
     options = parser.parse_args()
-    OUT.mkdir(parents=True, exist_ok=True)
+    options.out.mkdir(parents=True, exist_ok=True)
     for env in [] if options.draw else options.env or TASKS:
-        path = OUT / f"{env.partition(',')[0]}.json"
+        path = options.out / f"{env.partition(',')[0]}.json"
         measure(env, options.seeds, options.shrink, path, options.keep)
-    draw(FIGURE)
-    print(table())
+    if finished(options.out):
+        draw(options.out)
+        print(table(options.out))
 
 
 if __name__ == "__main__":

@@ -174,3 +174,35 @@ class Blind(Counting):
     def step(self, key: Any, state: Any, action: Any) -> tuple[Any, ...]:
         state, observation, *rest = super().step(key, state, action)
         return (state, jnp.where(state > 2, jnp.nan, observation), rest[0], jnp.bool_(False), rest[2])
+
+
+class Everything(gymnasium.Env[Any, Any]):
+    """Observes a part of every supported kind."""
+
+    action_space = spaces.Discrete(3)
+    observation_space = spaces.Dict(
+        {
+            "image": spaces.Box(0, 255, (3, 36, 36), np.uint8),
+            "grid": spaces.Box(0, 1, (4, 4, 2), np.bool_),
+            "box": spaces.Box(-1.0, 1.0, (2, 2), np.float64),
+            "count": spaces.Box(0, 99, (), np.int64),
+            "small": spaces.Discrete(4, start=-1),
+            "large": spaces.Discrete(2000),
+            "several": spaces.MultiDiscrete([3, 5]),
+            "pair": spaces.Tuple([spaces.MultiBinary(3), spaces.Dict(a=spaces.Box(0, 9, (2,), np.uint8))]),
+        }
+    )
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed, options=options)
+        if seed is not None:
+            self.observation_space.seed(seed)
+        self.steps = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        return self.observation_space.sample(), float(action), self.steps == 5, False, {}
+
+
+gymnasium.register("Everything-v0", Everything, disable_env_checker=True)

@@ -10,9 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers_masks import Doors, Gates
 from helpers_shell import ENV, TINY
 
 import capo
+from capo.envs.layout import Layout, Part
 from capo.neural.learners.behaviours import Behaviour
 
 SMALL: dict[str, Any] = TINY | {"horizon": 640}
@@ -184,3 +186,150 @@ def test_vector_environments_take_a_behaviour_too() -> None:
     action, log_mu = stored(agent)
     np.testing.assert_allclose(np.exp(log_mu), np.where(action == 1, 0.8, 0.2), rtol=1e-5)
     vector.close()
+
+
+# Masks and factors ----------------------------------------------------------------------------------------------
+
+
+def uniform_over_five(obs: Any) -> Any:
+    return jnp.full((len(obs["observation"]), 5), 0.2)
+
+
+@pytest.mark.parametrize("env", [Doors(), Gates], ids=["jitted", "host"])
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_a_behaviour_never_takes_what_a_mask_forbids(env: Any, share: float) -> None:
+    """It pays nan there, which would end the training; what is stored is the probability among those allowed."""
+    agent = capo.NCAPO(env, **SMALL, epsilon_start=1.0, epsilon_final=1.0)
+    behaviour = uniform_over_five if share == 1 else capo.Mixture(uniform_over_five, share)
+    agent.learn(160, behaviour=behaviour)
+    replay, layout = agent._states.groups[0].state.replay, agent.learner.spec.layout
+    obs, action = np.asarray(replay.obs[0])[:, : replay.action.shape[-1]], np.asarray(replay.action[0])
+    written = np.asarray(replay.log_mu[0]) != 0
+    allowed = layout.mask(obs)
+    assert np.take_along_axis(allowed, action[..., None], axis=-1)[..., 0][written].all()
+    np.testing.assert_allclose(np.exp(replay.log_mu[0])[written], 1 / allowed.sum(axis=-1)[written], rtol=1e-5)
+
+
+@pytest.mark.parametrize("env", [Doors(), Gates], ids=["jitted", "host"])
+def test_an_action_that_the_mask_forbids_is_an_error(env: Any) -> None:
+    def first(obs: Any) -> Any:
+        count = len(obs["action_mask"])
+        return jnp.zeros(count, jnp.int32), jnp.ones(count)
+
+    with pytest.raises(capo.CapoError, match="an action that the environment's action mask does not allow"):
+        capo.NCAPO(env, **SMALL).learn(640, behaviour=first)
+
+
+def test_probability_for_nothing_that_is_allowed_is_an_error() -> None:
+    layout = Layout((Part("", (1,), "float32"),)).with_mask(2)
+    rows = layout.pack({"": np.zeros((2, 1), np.float32), "action_mask": np.array([[True, True], [False, True]])})
+    behaviour = Behaviour(lambda _: np.array([[1.0, 0.0]] * 2), 1.0, 2, "f", (), layout)
+    with pytest.raises(capo.CapoError, match="no probability for any of the actions that the action mask allows"):
+        behaviour.on_host(rows)
+
+
+class Dials:
+    """A jitted environment whose actions have two factors, of 2 and 3 actions."""
+
+    name = "dials"
+    factors = (2, 3)
+    n_actions = 5
+    observation_shape = (1,)
+    observation_dtype = np.float32
+
+    def reset(self, _: Any) -> tuple[Any, Any]:
+        return jnp.int32(0), jnp.zeros(1)
+
+    def step(self, _: Any, state: Any, action: Any) -> tuple[Any, ...]:
+        return state + 1, jnp.zeros(1), jnp.float32(action[1]), state >= 3, jnp.bool_(False)
+
+
+class HostDials(gymnasium.Env[Any, Any]):
+    """The same on the host, its actions counted from 4 and -1."""
+
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+    action_space = gymnasium.spaces.MultiDiscrete([2, 3], start=[4, -1])
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed, options=options)
+        self.steps = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action.astype(self.action_space.dtype))
+        self.steps += 1
+        return np.zeros(1, np.float32), float(action[1]), self.steps == 4, False, {}
+
+
+def of_two_factors(obs: Any) -> Any:
+    return jnp.broadcast_to(jnp.array([0.3, 0.7, 0.1, 0.2, 0.7]), (len(obs), 5))
+
+
+class Turner:
+    """Draws actions of two factors itself, on the host."""
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(0)
+
+    def __call__(self, obs: Any) -> Any:
+        first = (self.rng.random(len(obs)) < 0.7).astype(int)
+        second = self.rng.choice(3, len(obs), p=[0.1, 0.2, 0.7])
+        return np.stack([first, second], axis=1), np.array([0.3, 0.7])[first] * np.array([0.1, 0.2, 0.7])[second]
+
+
+@pytest.mark.parametrize("env", [Dials(), HostDials], ids=["jitted", "host"])
+@pytest.mark.parametrize("function", [of_two_factors, Turner()], ids=["probabilities", "actions"])
+def test_actions_of_several_factors(env: Any, function: Any) -> None:
+    agent = capo.NCAPO(env, **SMALL).learn(320, behaviour=function)
+    action, log_mu = stored(agent)  # places among the five
+    wanted = np.array([0.3, 0.7, 0.1, 0.2, 0.7])[action].prod(axis=-1)
+    np.testing.assert_allclose(np.exp(log_mu), wanted, rtol=1e-5)
+    assert abs(np.mean(action[:, 1] == 4) - 0.7) < 5 * np.sqrt(0.21 / len(action))
+
+
+def test_a_jax_function_that_draws_actions_of_several_factors() -> None:
+    def last(obs: Any) -> Any:
+        return jnp.tile(jnp.array([1, 2]), (len(obs), 1)), jnp.full(len(obs), 0.5)
+
+    agent = capo.NCAPO(Dials(), **SMALL).learn(80, behaviour=last)
+    action, log_mu = stored(agent)
+    assert (action == [1, 4]).all()
+    np.testing.assert_allclose(np.exp(log_mu), 0.5, rtol=1e-6)
+
+
+def test_another_agent_and_a_mixture_act_on_several_factors() -> None:
+    teacher = capo.PPO(Dials(), width=16, n_envs=4, rollout_length=16, batch_size=32)
+    agent = capo.NCAPO(Dials(), **SMALL, epsilon_start=1.0, epsilon_final=1.0)
+    agent.learn(80, behaviour=capo.Mixture(teacher, 0.5))
+    action, log_mu = stored(agent)
+    theirs = teacher.policy(np.zeros(1)).probabilities[action].prod(axis=-1)
+    found = np.exp(log_mu)
+    assert (np.isclose(found, theirs, rtol=1e-4) | np.isclose(found, 1 / 6, rtol=1e-4)).all()
+
+
+@pytest.mark.parametrize(
+    ("returned", "what"),
+    [
+        (np.full((6, 5), 0.2), "do not sum to 1 for each factor"),
+        ((np.ones(6, int), np.ones(6)), r"shapes \(6,\) and \(6,\)"),
+        ((np.full((6, 2), 2), np.ones(6)), "an action outside 0 to 1 and 2"),
+    ],
+)
+def test_what_a_function_returns_for_several_factors_is_checked(returned: Any, what: str) -> None:
+    with pytest.raises(capo.CapoError, match=what):
+        Behaviour(lambda _: returned, 1.0, 5, "f", (2, 3)).on_host(OBS)
+
+
+def test_a_function_that_fails_inside_a_compiled_program_is_named() -> None:
+    calls = 0
+
+    def fails(obs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > 5:
+            raise OSError("the robot is gone")
+        return np.full((len(obs), 2), 0.5)
+
+    agent = capo.NCAPO("probe-action", **SMALL)
+    with pytest.raises(capo.CapoError, match=r"the function fails\) raised OSError: the robot is gone\. What was"):
+        agent.learn(640, behaviour=fails)

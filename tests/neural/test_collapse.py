@@ -92,3 +92,8 @@ def test_the_trainer_warns():
         for log_point in rows(EXPLORES + GONE, [0.0] * 16):
             trainer._warn_of_collapse(log_point)
     assert [warning.category for warning in caught] == [CapoWarning]
+
+
+def test_the_returns_of_somebody_else_say_nothing_about_the_policy():
+    watch = CollapseWatch(capo.NCAPO("probe-action", width=8).config, 3, FRAMES, own=False)
+    assert not any(map(watch.look, rows(EXPLORES + GONE, [-500.0] * 16)))

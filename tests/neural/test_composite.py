@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnasium import spaces
-from helpers_envs import Counting
+from helpers_envs import Counting, Everything
 
 import capo
 from capo.envs.layout import Layout, Part
@@ -30,38 +30,6 @@ TINY_BY_ALGORITHM = {
     "pqn": {"batch_size": 4},
     "rainbow": {"batch_size": 2, "gradient_steps": 1, "replay_transitions": 32, "learning_starts": 8},
 }
-
-
-class Everything(gymnasium.Env):
-    """Observes a part of every supported kind."""
-
-    action_space = spaces.Discrete(3)
-    observation_space = spaces.Dict(
-        {
-            "image": spaces.Box(0, 255, (3, 36, 36), np.uint8),
-            "grid": spaces.Box(0, 1, (4, 4, 2), np.bool_),
-            "box": spaces.Box(-1.0, 1.0, (2, 2), np.float64),
-            "count": spaces.Box(0, 99, (), np.int64),
-            "small": spaces.Discrete(4, start=-1),
-            "large": spaces.Discrete(2000),
-            "several": spaces.MultiDiscrete([3, 5]),
-            "pair": spaces.Tuple([spaces.MultiBinary(3), spaces.Dict(a=spaces.Box(0, 9, (2,), np.uint8))]),
-        }
-    )
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed, options=options)
-        if seed is not None:
-            self.observation_space.seed(seed)
-        self.steps = 0
-        return self.observation_space.sample(), {}
-
-    def step(self, action):
-        self.steps += 1
-        return self.observation_space.sample(), float(action), self.steps == 5, False, {}
-
-
-gymnasium.register("Everything-v0", Everything, disable_env_checker=True)
 
 
 def agent_for(name, env="Everything-v0", **more):
@@ -237,3 +205,35 @@ def test_the_speed_is_said_after_a_few_seconds(monkeypatch):
     assert calls == [1, 2, 7, 10]
     pace.Pace(Ticker()).run(Slow(), 0, 10, 100)
     assert calls[-1] == 10  # nobody is told: nothing is cut
+
+
+def test_what_is_paid_once_is_not_in_the_speed(monkeypatch):
+    """The first iteration on the host compiles how to act: an estimate by it would be minutes for seconds."""
+    now = [0.0]
+    monkeypatch.setattr(pace.time, "perf_counter", lambda: now[0])
+
+    class CompilesFirst:
+        frames_per_iteration, n_seeds = 10, 1
+
+        def run(self, state, iterations):
+            now[0] += (60 if state == 0 else 0) + iterations
+            return state + iterations, {"x": np.zeros((iterations, 1))}
+
+    stream = io.StringIO()
+    pace.Pace(Lines(stream)).run(CompilesFirst(), 0, 20, 100)
+    assert "speed: about 10 frames/s; the 930 frames left take about 1:33" in stream.getvalue()
+
+
+def test_a_mask_among_the_observations_is_said_to_forbid_nothing():
+    class WithMask(Both):
+        observation_space = spaces.Dict(
+            {"seen": spaces.Box(-1.0, 1.0, (3,)), "action_mask": spaces.Box(0, 1, (2,), np.int8)}
+        )
+
+    agent = agent_for("a2c", WithMask())
+    assert any("no action is forbidden by it: return it in info" in text for text in said(agent))
+    assert not any("forbidden" in text for text in said(agent_for("a2c", "Both-v0")))
+
+
+def said(agent):
+    return list(notices.warnings_about(agent._make_plan(1, None, None), 0, agent.learner))

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnasium import spaces
-from helpers_envs import Blind, Board, Coin, Unpaid
+from helpers_envs import Blind, Board, Coin, Counting, Unpaid
 from helpers_shell import ENV, FRAMES, SET, TINY_640
 
 import capo
@@ -19,7 +19,7 @@ from capo import envs
 from capo.cli import main
 from capo.commands import train
 from capo.neural.algorithms.registry import ROWS, learner_for, load
-from capo.neural.learners import host
+from capo.neural.learners import host, jitted, protocol
 from capo.neural.parts import layers
 
 
@@ -220,6 +220,24 @@ def test_an_evaluation_that_is_cut_starts_new_episodes(monkeypatch: pytest.Monke
             0
         ]  # 2 copies, or the one there is
         np.testing.assert_array_equal(returns, [1.0 + 2 + 3 + 4] * 34)
+
+
+class Endless(Counting):
+    """Its episodes never end."""
+
+    name = "endless"
+
+    def outcome(self, state: Any, action: Any) -> tuple[Any, Any]:
+        del state, action
+        return jnp.float32(1), jnp.bool_(False)
+
+
+@pytest.mark.parametrize("env", [Board(), Endless()], ids=["host", "jitted"])
+def test_an_evaluation_that_is_cut_says_so(env: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (host, jitted, protocol):
+        monkeypatch.setattr(module, "MAX_EVALUATION_STEPS", 16)
+    with pytest.warns(capo.CapoWarning, match="3 of 3 episodes of the evaluation had not ended after 16 steps"):
+        capo.NCAPO(env, **TINY_640).evaluate(episodes=3)
 
 
 @pytest.mark.parametrize("name", sorted(ROWS))

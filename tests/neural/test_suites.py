@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers_envs import Counting
 from helpers_shell import TINY_640
 
 import capo
@@ -69,7 +70,7 @@ def check_training(env: Any, tmp_path: Path, seeds: int = 2, **settings: Any) ->
 
 
 def test_the_lists_of_suites_agree():
-    assert tuple(suites.SUITES) == ids.SUITES == GROUPS[2:]
+    assert tuple(suites.SUITES) == ids.SUITES == GROUPS[4:]
 
 
 def test_a_suite_that_is_missing_is_named_with_its_extra(monkeypatch):
@@ -96,6 +97,10 @@ def test_capo_envs_lists_spaces_and_says_what_is_missing(capsys, monkeypatch):
     output = capsys.readouterr().out
     assert "minatar-breakout        bool[10, 10, 4]; 3 actions\n" in output
     assert "navix is not installed: pip install 'capo-rl[navix]'" in output
+    assert main(["envs", "gymnasium"]) == 0
+    output = capsys.readouterr().out
+    assert "Taxi-v4                   bool[500]; 6 actions, masked\n" in output
+    assert "MiniGrid" not in output
     assert main(["envs", "gymnx"]) == 2
     assert "unknown group 'gymnx': did you mean 'gymnax'" in capsys.readouterr().err
 
@@ -152,6 +157,49 @@ def test_trees_and_typed_keys_train_and_resume_to_the_bit(tmp_path):
     assert unpacked["a"].tolist() == [1, 1]
     assert unpacked["b.0"].tolist() == [1]
     check_training(env, tmp_path)
+
+
+class Births(Counting):
+    """Counts how often an episode is begun; the length of an episode is drawn when it begins."""
+
+    name = "births"
+    begun = 0
+
+    def reset(self, key):
+        def count(_):
+            self.begun += 1
+
+        jax.debug.callback(count, key, ordered=False)
+        return jax.random.randint(key, (), 2, 9), jax.random.uniform(key, (1,))
+
+    def step(self, key, state, action):
+        return state - 1, jax.random.uniform(key, (1,)), jnp.float32(action), state <= 1, jnp.bool_(False)
+
+
+class CostlyBirths(Births):
+    costly_reset = True
+
+
+@pytest.mark.parametrize("n_envs", [3, 48])  # 48: three at a time
+def test_a_costly_reset_is_computed_only_where_an_episode_begins(n_envs):
+    agents = {}
+    for kind in (Births, CostlyBirths):
+        env = kind()
+        agent = agents[kind] = capo.NCAPO(env, seeds=2, **TINY_640 | {"n_envs": n_envs, "batch_size": n_envs})
+        ended = 0
+
+        def count(_, rows):
+            nonlocal ended
+            ended += sum(row["episodes"] for row in rows)
+
+        agent.learn(20 * agent.config.frames_per_iteration, callback=count)
+        jax.effects_barrier()
+        steps = 2 * 20 * agent.config.frames_per_iteration
+        if kind is Births:
+            assert env.begun > steps
+        else:
+            assert ended <= env.begun < 0.7 * steps
+    assert state_of(agents[Births]) == state_of(agents[CostlyBirths])
 
 
 # Each suite ----------------------------------------------------------------------------------------------------

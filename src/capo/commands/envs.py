@@ -10,11 +10,12 @@ from capo.commands.common import Subparsers, add_command
 from capo.errors import CapoError, unknown_name
 
 # In the order in which they are shown; the suites among them are written out, since importing them brings jax.
-GROUPS = ("minatar", "gymnasium", "gymnax", "pgx", "jumanji", "craftax", "navix")
+GROUPS = ("minatar", "gymnasium", "minigrid", "atari", "gymnax", "pgx", "jumanji", "craftax", "navix")
 
 EXAMPLES = """examples:
   capo envs                list everything that is installed
   capo envs gymnax pgx     only these groups
+  capo envs minigrid       with the wrapper that their observations need in the name
   capo train gymnax:CartPole-v1 --seeds 8
 """
 
@@ -77,5 +78,5 @@ def _spaces(name: str) -> str:
         return f"cannot be made: {type(error).__name__}: {error}".splitlines()[0]
     spec = envs.EnvSpec(env)
     parts = ", ".join(f"{part.name} {part.dtype}{list(part.shape)}".strip() for part in spec.seen)
-    masked = ", masked" if callable(getattr(env, "action_mask", None)) else ""
-    return f"{parts}; {spec.n_actions} actions{masked}"
+    actions = " x ".join(map(str, spec.factors or (spec.n_actions,)))
+    return f"{parts}; {actions} actions{', masked' if spec.masked else ''}"

@@ -189,20 +189,34 @@ def _channels_last(obs: NDArray) -> NDArray:
     return np.array(np.moveaxis(obs, 1, -1), np.uint8, order="C")
 
 
+def names() -> list[str]:
+    """The ids of all games.
+
+    Raises:
+        CapoError: if ale-py is not installed.
+    """
+    return sorted(_games("Atari"))
+
+
+def _games(wanted: str) -> dict[str, Any]:
+    """Gymnasium's entries of all games by id; ``wanted`` is what they are asked for, for the message."""
+    try:
+        import ale_py
+        import ale_py.vector_env
+        import gymnasium
+    except ImportError as error:
+        raise CapoError(f"{wanted!r} needs the extra 'atari': pip install 'capo-rl[atari]' ({error})") from error
+    gymnasium.register_envs(ale_py)
+    return {key: spec for key, spec in gymnasium.registry.items() if is_atari(key)}
+
+
 def _rom(name: str) -> str:
     """The name of the game's file, of an id without arguments.
 
     Raises:
         CapoError: if ale-py is not installed or has no such game.
     """
-    try:
-        import ale_py
-        import ale_py.vector_env
-        import gymnasium
-    except ImportError as error:
-        raise CapoError(f"{name!r} needs the extra 'atari': pip install 'capo-rl[atari]' ({error})") from error
-    gymnasium.register_envs(ale_py)
-    games = {key: spec for key, spec in gymnasium.registry.items() if is_atari(key)}
+    games = _games(name)
     if name not in games:
         raise unknown_name("Atari game", name, games)
     return str(games[name].kwargs["game"])

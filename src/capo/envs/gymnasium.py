@@ -72,6 +72,7 @@ class GymEnv:
         self.layout = self._encoding.layout
         self.batched = self._encoding.batched if self._encoding.composite else None
         self.drawable = self._encoding.drawable
+        self.leaves = self._encoding.leaves
         self.masked = source is not None
         self._masks = None if source is None else HostMasks(source, EnvSpec(self))
         self._read_mask = None if self._masks is None else self._masks.of_env

@@ -108,8 +108,9 @@ class HostMasks:
         nothing = np.flatnonzero(~some & who)
         if nothing.size:
             state = np.array2string(observations[nothing[0]], threshold=40, separator=", ", precision=4)
+            which = "action at all" if masks[nothing[0]].sum() == 0 else "action of one of the factors"
             raise EnvironmentFailed(
-                f"after its {method}, its action mask allows no action at all; the observation there is {state}"
+                f"after its {method}, its action mask allows no {which}; the observation there is {state}"
             )
 
     def _checked(self, method: str, mask: Any) -> NDArray:

@@ -30,6 +30,8 @@ class JittedEnv(Protocol):
     taken. After the last step of an episode, where nothing is taken any more, it may allow nothing.
     ``factors = (3, 2)`` says that an action has two factors, of 3 and 2 actions: ``step`` gets an array (2,),
     ``n_actions`` is their sum, 5, and a mask has the actions of all factors side by side.
+    ``costly_reset = True`` says that ``reset`` costs much more than ``step``: episodes are then begun only where
+    others ended, a few at a time, instead of for all environments at every step. Results are the same.
     ``frame_stack = k`` says that an observation is the last k frames side by side, see :mod:`capo.envs.wrappers`.
     """
 
@@ -108,7 +110,8 @@ class HostEnv(Protocol):
     """An environment that is stepped outside jax, with discrete actions.
 
     Optional, for observations of several parts: ``batched(observation)`` adds the batch axis to every part of a
-    raw one and says whether it was missing; ``drawable(observation)`` is an array to look at.
+    raw one and says whether it was missing; ``drawable(observation)`` is an array to look at; ``leaves`` are the
+    arrays that it consists of, and how each is encoded (:class:`capo.envs.spaces.Leaf`).
     """
 
     name: str  # in logs and files
@@ -170,6 +173,7 @@ class EnvSpec:
         self.observation_high = int(getattr(env, "observation_high", 255))
         self.raw_shape: tuple[int, ...] = tuple(getattr(env, "raw_shape", shape))
         self.truncates = bool(getattr(env, "truncates", True))
+        self.costly_reset = bool(getattr(env, "costly_reset", False))
         self.fixed_copies: int | None = getattr(env, "fixed_copies", None)
         self.vector_copies: int | None = getattr(env, "vector_copies", None)
         self.encode: Callable[[Any], NDArray] = getattr(env, "encode", lambda obs: np.asarray(obs).astype(dtype))

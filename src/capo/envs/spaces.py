@@ -7,9 +7,9 @@ that of the only leaf as it is, or rows of bytes that a :class:`Layout` describe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -26,13 +26,122 @@ Path = tuple[str | int, ...]
 """The keys and indices that lead from an observation to one of its leaves."""
 
 
+@dataclass(frozen=True)
+class Bits:
+    """Of MultiBinary: they stay as they are."""
+
+    def __call__(self, obs: NDArray) -> list[NDArray]:
+        return [obs.astype(np.bool_)]
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """Bytes with their axes in another order.
+
+    Attributes:
+        axes: the raw axes, in the new order.
+        shape: of the part.
+    """
+
+    axes: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    def __call__(self, obs: NDArray) -> list[NDArray]:
+        moved = np.transpose(obs.astype(np.uint8), (0, *(axis + 1 for axis in self.axes)))
+        return [np.ascontiguousarray(moved).reshape(len(obs), *self.shape)]
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Numbers in a format that the networks know.
+
+    Attributes:
+        name: of the environment, for messages.
+        shape, dtype: of the part.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def __call__(self, obs: NDArray) -> list[NDArray]:
+        with np.errstate(over="ignore"):
+            numbers = obs.astype(self.dtype)
+        if numbers.dtype == np.float32 and obs.dtype != np.float32:
+            beyond = np.isinf(numbers) & np.isfinite(obs)
+            if beyond.any():
+                raise CapoError(
+                    f"observation {obs[beyond][0]:g} of {self.name!r} is too large for float32, which the "
+                    "networks compute with: scale it down"
+                )
+        return [numbers.reshape(len(obs), *self.shape)]
+
+
+@dataclass(frozen=True, eq=False)
+class Categories:
+    """Entries (k,) that each are one of so many: one-hot, all side by side, or embedded where that would be long.
+
+    Entries that are embedded share one table, in which each has rows of its own. There is a part for the entries
+    that are one-hot and one for those that are embedded; usually there are only entries of one kind.
+
+    Attributes:
+        name: of the environment, for messages.
+        sizes, starts: (k,) how many values an entry has, and the first of them.
+        long: (k,) bool, whether an entry is embedded.
+    """
+
+    name: str
+    sizes: NDArray
+    starts: NDArray
+    long: NDArray
+
+    @property
+    def offsets(self) -> NDArray:
+        """(k,) The place of each entry's first value among those of all entries of its kind."""
+        before = np.zeros(len(self.sizes), np.int64)
+        for kind in (self.long, ~self.long):
+            before[kind] = np.cumsum(self.sizes[kind]) - self.sizes[kind]
+        return before
+
+    def __call__(self, obs: NDArray) -> list[NDArray]:
+        flat, sizes, starts, long = obs.reshape(len(obs), -1), self.sizes, self.starts, self.long
+        if flat.shape[1] != len(sizes):
+            raise CapoError(
+                f"observations of shape {obs.shape} were given to {self.name!r}; it takes {len(sizes)} integers"
+            )
+        with np.errstate(invalid="ignore"):  # nan becomes some integer, and differs from it
+            index = flat.astype(np.int64) - starts
+        wrong = (index < 0) | (index >= sizes) | (flat != index + starts)
+        if wrong.any():
+            row, column = np.argwhere(wrong)[0]
+            last = starts[column] + sizes[column] - 1
+            raise CapoError(
+                f"observation {flat[row, column]!s} of {self.name!r} must be an integer from {starts[column]} to "
+                f"{last}"
+            )
+        places = index + self.offsets
+        encoded: list[NDArray] = []
+        if not long.all():
+            bits = np.zeros((len(obs), int(sizes[~long].sum())), np.bool_)
+            np.put_along_axis(bits, places[:, ~long], True, axis=1)
+            encoded.append(bits)
+        if long.any():
+            encoded.append(places[:, long].astype(np.int32))
+        return encoded
+
+
+Encode: TypeAlias = Bits | Pixels | Numbers | Categories
+"""(N, *raw_shape) to an array (N, *part.shape) for each part."""
+
+
 class Leaf(NamedTuple):
     """A space that has no others inside."""
 
     path: Path
     raw_shape: tuple[int, ...]  # of what the environment gives
+    raw_dtype: np.dtype[Any]
     parts: tuple[Part, ...]  # what that becomes: usually one
-    encode: Callable[[NDArray], Sequence[NDArray]]  # (N, *raw_shape) -> (N, *part.shape) for each part
+    encode: Encode
 
 
 class Encoding:
@@ -60,7 +169,7 @@ class Encoding:
 
     def copied(self, observation: Any) -> list[NDArray]:
         """The leaves of one raw observation, copied: an environment may reuse its arrays for the next one."""
-        return [np.array(_at(observation, leaf.path)) for leaf in self.leaves]
+        return [np.array(leaf_of(observation, leaf.path)) for leaf in self.leaves]
 
     def encode_each(self, copies: Sequence[Sequence[NDArray]]) -> NDArray:
         """What :meth:`copied` gave for N observations, as they are stored: (N, *shape)."""
@@ -68,12 +177,12 @@ class Encoding:
 
     def encode(self, observations: Any) -> NDArray:
         """A batch of raw observations, an array (N, ...) or a Dict or Tuple of such, as they are stored."""
-        return self._encode([np.asarray(_at(observations, leaf.path)) for leaf in self.leaves])
+        return self._encode([np.asarray(leaf_of(observations, leaf.path)) for leaf in self.leaves])
 
     def row(self, observations: Any, index: int) -> list[NDArray]:
         """One of N raw observations, as :meth:`copied` gives it: from a sequence of them, or a batched Dict."""
         if self.composite and isinstance(observations, dict | tuple):
-            return [np.array(_at(observations, leaf.path)[index]) for leaf in self.leaves]
+            return [np.array(leaf_of(observations, leaf.path)[index]) for leaf in self.leaves]
         return self.copied(observations[index])
 
     def _encode(self, arrays: Sequence[NDArray]) -> NDArray:
@@ -91,25 +200,22 @@ class Encoding:
         Raises:
             CapoError: names the leaf that is missing, or has another shape.
         """
-        found: dict[Any, Any] = {}
+        found: dict[Path, NDArray] = {}
         single: set[bool] = set()
         for leaf in self.leaves:
             array = self._leaf_array(observation, leaf)
             single.add(array.shape == leaf.raw_shape)
-            node = found
-            for key in leaf.path[:-1]:
-                node = node.setdefault(key, {})
-            node[leaf.path[-1]] = array[None] if array.shape == leaf.raw_shape else array
-        lengths = {len(_at(found, leaf.path)) for leaf in self.leaves}
+            found[leaf.path] = array[None] if array.shape == leaf.raw_shape else array
+        lengths = {len(array) for array in found.values()}
         if len(single) > 1 or len(lengths) > 1:
             raise CapoError(f"all parts of an observation of {self.name} need a batch axis of one length, or none")
-        return found, single.pop()
+        return nested(found), single.pop()
 
     def _leaf_array(self, observation: Any, leaf: Leaf) -> NDArray:
         where = _text(leaf.path)
         shape = leaf.raw_shape
         try:
-            array = np.asarray(_at(observation, leaf.path))
+            array = np.asarray(leaf_of(observation, leaf.path))
         except (KeyError, IndexError, TypeError, ValueError):
             array = np.empty((), object)
         if array.dtype.kind not in "biuf":
@@ -202,10 +308,22 @@ def discrete_actions(name: str, space: Any) -> Actions:
     return Actions(int(ends[-1]), tuple(sizes.ravel().tolist()), start - before)
 
 
-def _at(observation: Any, path: Path) -> Any:
+def leaf_of(observation: Any, path: Path) -> Any:
+    """What is at the end of a path."""
     for key in path:
         observation = observation[key]
     return observation
+
+
+def nested(leaves: Mapping[Path, Any]) -> Any:
+    """An observation of these leaves: dicts, also in place of tuples."""
+    found: dict[Any, Any] = {}
+    for path, value in leaves.items():
+        node = found
+        for key in path[:-1]:
+            node = node.setdefault(key, {})
+        node[path[-1]] = value
+    return found
 
 
 def _text(path: Path) -> str:
@@ -251,20 +369,29 @@ def _leaf(name: str, path: Path, space: Any) -> Leaf:
     from gymnasium import spaces
 
     label = _text(path) if path else ""
-    raw_shape = tuple(space.shape or ())
+    raw_shape, raw_dtype = tuple(space.shape or ()), np.dtype(space.dtype)
     if isinstance(space, spaces.MultiBinary):
-        return Leaf(path, raw_shape, (Part(label, raw_shape, "bool"),), lambda obs: [obs.astype(np.bool_)])
-    if isinstance(space, spaces.Discrete):
+        parts, encode = _bits(label, raw_shape)
+    elif isinstance(space, spaces.Discrete):
         sizes, starts = np.array([int(space.n)]), np.array([int(space.start)])
-        return _categories(name, path, label, raw_shape, sizes, starts)
-    if isinstance(space, spaces.MultiDiscrete):
+        parts, encode = _categories(name, label, sizes, starts)
+    elif isinstance(space, spaces.MultiDiscrete):
         sizes = np.asarray(space.nvec, np.int64).reshape(-1)
         starts = np.asarray(getattr(space, "start", np.zeros_like(sizes)), np.int64).reshape(-1)
-        return _categories(name, path, label, raw_shape, sizes, starts)
-    return _box(name, path, label, raw_shape, space)
+        parts, encode = _categories(name, label, sizes, starts)
+    else:
+        parts, encode = _box(name, label, raw_shape, space)
+    return Leaf(path, raw_shape, raw_dtype, parts, encode)
 
 
-def _box(name: str, path: Path, label: str, raw_shape: tuple[int, ...], space: Any) -> Leaf:
+_Encoded: TypeAlias = tuple[tuple[Part, ...], Encode]  # the parts of a leaf, and what makes them
+
+
+def _bits(label: str, raw_shape: tuple[int, ...]) -> _Encoded:
+    return (Part(label, raw_shape, "bool"),), Bits()
+
+
+def _box(name: str, label: str, raw_shape: tuple[int, ...], space: Any) -> _Encoded:
     keep = space.dtype in (np.bool_, np.uint8, np.float32)
     dtype: np.dtype[Any] = np.dtype(space.dtype if keep else np.float32)
     if dtype == np.uint8:
@@ -274,10 +401,9 @@ def _box(name: str, path: Path, label: str, raw_shape: tuple[int, ...], space: A
         stacked = len(moved) == 4 and axes != (0, 1, 2, 3)
         grey = len(moved) == 2 and min(moved) >= LEAST_PICTURE
         shape = (*moved[:2], int(np.prod(moved[2:]))) if stacked or grey else moved
-        encode = partial(_image, axes, shape or (1,))
-        return Leaf(path, raw_shape, (Part(label, shape or (1,), "uint8", high),), encode)
+        return (Part(label, shape or (1,), "uint8", high),), Pixels(axes, shape or (1,))
     shape = raw_shape or (1,)
-    return Leaf(path, raw_shape, (Part(label, shape, dtype.name),), partial(_numbers, name, shape, dtype))
+    return (Part(label, shape, dtype.name),), Numbers(name, shape, dtype)
 
 
 def _image_axes(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -301,31 +427,8 @@ def _channels_first(shape: tuple[int, ...]) -> bool:
     return channels < height == width or (channels in (1, 3, 4) and min(height, width) >= 16)
 
 
-def _image(axes: tuple[int, ...], shape: tuple[int, ...], obs: NDArray) -> list[NDArray]:
-    moved = np.transpose(obs.astype(np.uint8), (0, *(axis + 1 for axis in axes)))
-    return [np.ascontiguousarray(moved).reshape(len(obs), *shape)]
-
-
-def _numbers(name: str, shape: tuple[int, ...], dtype: np.dtype[Any], obs: NDArray) -> list[NDArray]:
-    with np.errstate(over="ignore"):
-        numbers = obs.astype(dtype)
-    if numbers.dtype == np.float32 and obs.dtype != np.float32:
-        beyond = np.isinf(numbers) & np.isfinite(obs)
-        if beyond.any():
-            raise CapoError(
-                f"observation {obs[beyond][0]:g} of {name!r} is too large for float32, which the networks compute "
-                "with: scale it down"
-            )
-    return [numbers.reshape(len(obs), *shape)]
-
-
-def _categories(
-    name: str, path: Path, label: str, raw_shape: tuple[int, ...], sizes: NDArray, starts: NDArray
-) -> Leaf:
-    """Entries (k,) that each are one of so many: one-hot, all side by side, or embedded where that would be long.
-
-    Entries that are embedded share one table, in which each has rows of its own.
-    """
+def _categories(name: str, label: str, sizes: NDArray, starts: NDArray) -> _Encoded:
+    """See :class:`Categories`."""
     long = sizes > MAX_ONE_HOT
     if int(sizes[~long].sum()) > MAX_ONE_HOT_BITS:
         long[:] = True
@@ -340,31 +443,4 @@ def _categories(
         parts.append(Part(label, (int(sizes[~long].sum()),), "bool"))
     if long.any():
         parts.append(Part(label, (int(long.sum()),), "int32", classes=rows))
-    return Leaf(path, raw_shape, tuple(parts), partial(_encode_categories, name, sizes, starts, long))
-
-
-def _encode_categories(name: str, sizes: NDArray, starts: NDArray, long: NDArray, obs: NDArray) -> list[NDArray]:
-    flat = obs.reshape(len(obs), -1)
-    if flat.shape[1] != len(sizes):
-        raise CapoError(
-            f"observations of shape {obs.shape} were given to {name!r}; it takes {len(sizes)} integers"
-        )
-    with np.errstate(invalid="ignore"):  # nan becomes some integer, and differs from it
-        index = flat.astype(np.int64) - starts
-    wrong = (index < 0) | (index >= sizes) | (flat != index + starts)
-    if wrong.any():
-        row, column = np.argwhere(wrong)[0]
-        last = starts[column] + sizes[column] - 1
-        raise CapoError(
-            f"observation {flat[row, column]!s} of {name!r} must be an integer from {starts[column]} to {last}"
-        )
-    encoded: list[NDArray] = []
-    if not long.all():
-        offsets = np.cumsum(sizes[~long]) - sizes[~long]
-        bits = np.zeros((len(obs), int(sizes[~long].sum())), np.bool_)
-        np.put_along_axis(bits, index[:, ~long] + offsets, True, axis=1)
-        encoded.append(bits)
-    if long.any():
-        offsets = np.cumsum(sizes[long]) - sizes[long]
-        encoded.append((index[:, long] + offsets).astype(np.int32))
-    return encoded
+    return tuple(parts), Categories(name, sizes, starts, long)

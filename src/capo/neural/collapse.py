@@ -34,14 +34,16 @@ class CollapseWatch:
         settings: of the run; they decide what is suggested.
         n_actions: of the environment.
         frames: of the plan, per seed.
+        own: whether the agent acts itself during training.
     """
 
-    def __init__(self, settings: CommonSettings, n_actions: int, frames: int) -> None:
+    def __init__(self, settings: CommonSettings, n_actions: int, frames: int, own: bool = True) -> None:
         self._settings, self._frames = settings, frames
         self._most = math.log(max(n_actions, 1))
         self._seeds: dict[float, _History] = {}
-        # Where actions are uniform during training, its returns say nothing about the policy.
-        self._silent = getattr(settings, "behaviour", None) == "uniform" or self._most == 0
+        # Where somebody else acts during training, its returns say nothing about the policy.
+        own = own and getattr(settings, "behaviour", None) != "uniform"
+        self._silent = not own or self._most == 0
 
     def look(self, log_point: Rows) -> str | None:
         """A notice about the rows of one log point, if there is something to say."""

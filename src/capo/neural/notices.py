@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import jax
 
+from capo.envs.layout import MASK
+from capo.envs.masks import METHOD
+from capo.envs.spaces import Leaf
 from capo.neural.algorithms.settings import CommonSettings, is_minatar
 from capo.neural.learners import Learner
 from capo.neural.trainer import Plan
@@ -48,6 +51,7 @@ def warnings_about(plan: Plan, done: int, learner: Learner) -> Iterator[str]:
         learner: that does it.
     """
     yield from _large_images(learner)
+    yield from _masks_among_observations(learner)
     yield from _repeating(plan.settings)
     yield from _idle(plan, done)
 
@@ -63,6 +67,17 @@ def _large_images(learner: Learner) -> Iterator[str]:
                 "and grey with gymnasium.wrappers.ResizeObservation and GrayscaleObservation, or, for Atari's "
                 "games, with AtariPreprocessing"
             )
+
+
+def _masks_among_observations(learner: Learner) -> Iterator[str]:
+    """A part of observations that looks like an action mask, which nobody follows."""
+    leaves: Sequence[Leaf] = getattr(learner.env, "leaves", ())
+    shape = (learner.spec.n_actions,)
+    if not learner.spec.masked and any(leaf.path[-1:] == (MASK,) and leaf.raw_shape == shape for leaf in leaves):
+        yield (
+            f"{learner.env.name}: observations have a part {MASK!r}, which the networks see, but no action is "
+            f"forbidden by it: return it in info[{MASK!r}], or by a method {METHOD}(), if it is meant as a mask"
+        )
 
 
 def _repeating(settings: CommonSettings) -> Iterator[str]:

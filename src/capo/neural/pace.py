@@ -43,8 +43,11 @@ class Pace:
     def _time(self, learner: Learner, metrics: dict[str, NDArray], count: int, seconds: float, left: int) -> None:
         if self._known:
             return
-        self._seconds += seconds
+        first = self._piece == 1  # it also pays for what happens once, such as compiling how to act
         self._piece *= 2
+        if first:
+            return
+        self._seconds += seconds
         if self._seconds < SECONDS or not np.min(metrics.get("learned", 1)):  # collecting alone is faster
             return
         self._known = True

@@ -159,9 +159,10 @@ class Player(ABC):
     def export(self, path: str | Path) -> Path:
         """Write the policy of the seed in use as an ONNX file, which runs without jax; needs the extra ``onnx``.
 
-        Inputs: ``observation`` (batch, ...) as the environment gives them, and optionally ``action_mask`` (batch,
-        actions), true where an action is allowed. Outputs: ``action`` (batch,), the most likely one;
-        ``probabilities`` (batch, actions); and ``value`` (batch,).
+        Inputs: ``observation`` (batch, ...) as the environment gives it, or for a Dict or Tuple one input per part
+        by its key or index; and optionally ``action_mask`` (batch, actions), true where an action is allowed.
+        Outputs: ``action`` (batch, ...), the most likely one; ``probabilities`` (batch, actions), those of all
+        factors side by side where actions have several; and ``value`` (batch,).
 
         Args:
             path: the file; ``.onnx`` is added if it has no extension.
@@ -171,8 +172,11 @@ class Player(ABC):
         """
         path = as_path("export", path)
         path = path if path.suffix else path.with_suffix(".onnx")
-        algorithm, params = unpack_playable(self.learner.algorithm, self._policy(self.learner))
-        write_onnx(path, algorithm, jax.tree.map(np.array, params), self.env, self.policy)
+        learner = self.learner
+        policy = self._policy(learner)
+        algorithm, params = unpack_playable(learner.algorithm, policy)
+        expected = partial(learner.policy, policy, exact=True)
+        write_onnx(path, algorithm, jax.tree.map(np.array, params), learner.env, expected)
         return path
 
     def as_function(self) -> Callable[[Any], Array]:
@@ -283,8 +287,6 @@ def make_behaviour(given: Any, agent: Player) -> Behaviour:
     if isinstance(given, Mixture):
         given, share = given.behaviour, float(given.share)
     spec = EnvSpec(agent.env)
-    if spec.factors:
-        raise CapoError(f"{spec.name!r} has actions of several factors: only the agent itself can act on it yet")
     if isinstance(given, Player):
         theirs = EnvSpec(given.env)
         for name in ("n_actions", "factors", "layout", "observation_shape", "observation_dtype"):
@@ -304,9 +306,13 @@ def make_behaviour(given: Any, agent: Player) -> Behaviour:
         )
     if share < 1:
         note = f"a mixture: {share:g} of {note}, the rest of the agent's own policy"
-    return Behaviour(function, share, spec.n_actions, note if note.isprintable() else "a function")
+    note = note if note.isprintable() else "a function"
+    return Behaviour(function, share, spec.n_actions, note, spec.factors, spec.layout)
 
 
 def _on_parts(function: Callable[[Any], Any], layout: Layout, observations: Any) -> Any:
-    """What a user's behaviour says about observations that are packed: it gets a dict of their parts."""
-    return function(layout.unpack(observations))
+    """What a user's behaviour says about observations that are packed: it gets a dict of their parts.
+
+    One that has no name, since it is the whole observation beside an action mask, is called ``observation``.
+    """
+    return function({name or "observation": value for name, value in layout.unpack(observations).items()})

@@ -30,6 +30,8 @@ class CraftaxEnv(Adapter):
     taken apart into ``map`` (H, W, C), as bits, and ``state``, the inventory and the like. Pixels become bytes.
     """
 
+    costly_reset = True  # it makes a world
+
     def __init__(self, env: Any, params: Any = None, name: str | None = None) -> None:
         self._env, self._params = env, env.default_params if params is None else params
         self._endless = self._params.replace(max_timesteps=_NEVER)

@@ -41,7 +41,8 @@ class JumanjiEnv(Adapter):
             raise CapoError(f"{name!r} is inside a wrapper: give the environment inside")
         if tuple(env.reward_spec.shape):
             raise CapoError(
-                f"{name!r} pays {env.reward_spec.shape[0]} agents apart; one reward per step is supported"
+                f"{name!r} gives each of its {env.reward_spec.shape[0]} agents a reward of its own; one reward "
+                "per step is supported"
             )
         self._limit = int(getattr(env, "time_limit", _NEVER))
         self._env = copy.copy(env)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -119,6 +119,12 @@ class Algorithm(ABC):
         made.network = replace(self.network, normaliser=normaliser)
         return made
 
+    def exact(self) -> Self:
+        """This algorithm with networks that compute in float32."""
+        made = copy.copy(self)
+        made.network = replace(self.network, precision="float32")
+        return made
+
     def _network(self, seen: tuple[Part, ...], n_actions: int) -> NetworkSpec:
         """What the networks look like that see these parts of an observation."""
         return networks.spec_for(self.config, seen, n_actions)
@@ -195,23 +201,25 @@ class Algorithm(ABC):
         """Q (..., A), or V (..., 1), from the outputs of the critic's head."""
         return outputs
 
-    def export(self, graph: Graph, params: Params, x: str) -> tuple[str, str]:
+    def export(self, graph: Graph, params: Params, parts: Mapping[str, str], mask: str | None) -> tuple[str, str]:
         """Add the networks to an ONNX graph.
 
         Args:
             graph: to add to.
             params: of one seed.
-            x: the name of observations (N, *observation_shape), float32.
+            parts: what holds each part (N, *part.shape) of the observations, as the networks take them.
+            mask: what holds the action masks (N, A); None if the environment has none.
 
         Returns:
             The names of the scores (N, A) of the actions, and of Q (N, A) or V (N, 1).
         """
+        del mask
         if "actor" not in params:
             raise CapoError(f"policies of {self.name} can't be exported")
         actor, critic = networks.select(params, "actor"), networks.select(params, "critic")
-        features = graph.body(self.network, critic["body"], x)
+        features = graph.body(self.network, critic["body"], parts)
         shared = self.network.shared_trunk
-        policy_features = features if shared else graph.body(self.network, actor["body"], x)
+        policy_features = features if shared else graph.body(self.network, actor["body"], parts)
         values = self.export_values(graph, graph.head(critic["head"], features))
         return graph.head(actor["head"], policy_features), values
 

@@ -11,6 +11,7 @@ After *Simplifying Deep Temporal Difference Learning* (Gallici et al., 2024).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Self
 
@@ -170,8 +171,9 @@ class PQNAlgorithm(Algorithm):
         scores = self.action_scores(acting, inputs)
         return policies.epsilon_greedy(scores, epsilon, inputs.mask, self.network.factors)
 
-    def export(self, graph: Graph, params: Params, x: str) -> tuple[str, str]:
-        q = graph.head(params["head"], graph.body(self.network, params["body"], x))
+    def export(self, graph: Graph, params: Params, parts: Mapping[str, str], mask: str | None) -> tuple[str, str]:
+        del mask
+        q = graph.head(params["head"], graph.body(self.network, params["body"], parts))
         return q, q
 
     # Learning ---------------------------------------------------------------------------------------------

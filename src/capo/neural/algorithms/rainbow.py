@@ -12,6 +12,8 @@ Settings are those of *Revisiting Rainbow* (Obando-Ceron and Castro, 2021), whic
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Self
 
@@ -316,21 +318,38 @@ class RainbowAlgorithm(Algorithm):
         q = q_values(self.config, outputs(self.config, self.network, acting, inputs))
         return policies.masked(q, inputs.mask)
 
-    def export(self, graph: Graph, params: Params, x: str) -> tuple[str, str]:
+    def export(self, graph: Graph, params: Params, parts: Mapping[str, str], mask: str | None) -> tuple[str, str]:
         config, n_actions = self.config, self.network.n_actions
         n_atoms = config.atoms if config.distributional else 1
-        features = graph.body(self.network, params["body"], x)
+        features = graph.body(self.network, params["body"], parts)
         found = graph.reshape(graph.head(params["advantage"], features), -1, n_actions, n_atoms)
         if config.dueling:
             value = graph.reshape(graph.head(params["value"], features), -1, 1, n_atoms)
-            mean = graph.node("ReduceMean", found, axes=[1], keepdims=1)
-            found = graph.node("Sub", graph.node("Add", value, found), mean)
+            found = self._export_dueling(graph, value, found, mask)
         if config.distributional:
             atoms = graph.constant(np.asarray(support(config)))
             q = graph.node("MatMul", graph.node("Softmax", found, axis=-1), atoms)
         else:
             q = graph.reshape(found, -1, n_actions)
         return q, q
+
+    def _export_dueling(self, graph: Graph, value: str, advantage: str, mask: str | None) -> str:
+        """Value (N, 1, atoms) plus advantage (N, A, atoms), less its mean over each factor's allowed actions."""
+        sizes = self.network.factors or (self.network.n_actions,)
+        axis = graph.constant([1], np.int64)
+        centred = []
+        for start, end in itertools.pairwise(itertools.accumulate(sizes, initial=0)):
+            own = graph.cut(advantage, start, end, axis=1)
+            if mask is None:
+                mean = graph.node("ReduceMean", own, axes=[1], keepdims=1)
+            else:
+                allowed = graph.cast(graph.cut(mask, start, end), np.float32)
+                weight = graph.reshape(allowed, -1, end - start, 1)
+                total = graph.node("ReduceSum", graph.node("Mul", own, weight), axis, keepdims=1)
+                mean = graph.node("Div", total, graph.node("ReduceSum", weight, axis, keepdims=1))
+            centred.append(graph.node("Sub", own, mean))
+        share = graph.node("Div", value, graph.constant(len(sizes)))
+        return graph.node("Add", share, graph.joined(centred, axis=1))
 
     @property
     def perturbs(self) -> bool:

@@ -5,10 +5,15 @@ it was taken: Retrace divides by it. So a behaviour is a function of observation
 
     the probabilities (N, A) of all actions, from which capo draws with the run's own random numbers; or
     actions (N,) that it chose itself, and the probability (N,) with which it chose each of them.
+
+Where actions have F factors, A counts the actions of all of them, side by side, each factor's probabilities sum to
+1, and actions are (N, F), every factor counted from 0. Where the environment has action masks, probabilities are
+those of the actions allowed: what is given to others is shared out among these in proportion.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +25,9 @@ from jax.experimental import io_callback
 
 from capo.arrays import Array, NDArray
 from capo.envs.failures import describe_error
+from capo.envs.layout import Layout
 from capo.errors import CapoError
+from capo.neural.parts import policies
 
 Function = Callable[[Any], Any]
 _FORMS = (
@@ -56,14 +63,20 @@ class Behaviour:
     Attributes:
         function: see the top of this file; it gets observations (N, *observation_shape) as the networks do.
         note: what it is, in words.
+        factors: sizes of the factors of an action; () if it is a single number.
+        layout: of the observations; it finds the action masks, if there are any.
         draws: whether it chooses actions itself; None before its first call.
+        failure: what it raised when it was called from a compiled program, which can't raise it as it is.
     """
 
     function: Function
     share: float
     n_actions: int
     note: str = field(compare=False)
+    factors: policies.Sizes = ()
+    layout: Layout | None = None
     draws: bool | None = field(default=None, init=False, compare=False)
+    failure: CapoError | None = field(default=None, init=False, compare=False)
 
     def on_host(self, observations: NDArray) -> NDArray:
         """Log-probabilities (N, A) for concrete observations; -inf but for the chosen action if it draws itself.
@@ -78,30 +91,53 @@ class Behaviour:
         except Exception as error:
             raise CapoError(f"behaviour ({self.note}) raised {describe_error(error)}") from error
         self._note_form(result)
-        count = len(observations)
+        count, mask = len(observations), self._mask(observations)
         if self.draws:
-            actions, probabilities = self._pair(np.asarray(result[0]), np.asarray(result[1]), count)
+            actions, probabilities = self._pair(np.asarray(result[0]), np.asarray(result[1]), count, mask)
             log_mu = np.full((count, self.n_actions), -np.inf, np.float32)
-            log_mu[np.arange(count), actions] = np.log(probabilities)
+            log_mu[np.arange(count)[:, None], actions] = 0.0  # of several factors, the first has the probability
+            log_mu[np.arange(count), actions[:, 0]] = np.log(probabilities)
             return log_mu
+        found = self._distribution(np.asarray(result), count)
+        if mask is not None:
+            found = self._allowed(np, found, mask)
+            empty = np.flatnonzero((self._totals(found) == 0).any(axis=-1) & mask.any(axis=-1))
+            if empty.size:
+                raise self._wrong("no probability for any of the actions that the action mask allows")
         with np.errstate(divide="ignore"):
-            return np.log(self._distribution(np.asarray(result), count), dtype=np.float32)
+            return np.log(found, dtype=np.float32)
 
     def traced(self, observations: Array) -> Array:
         """The same inside a jitted program: traced if the function is written in jax, else called on the host.
 
-        :meth:`on_host` must have been called before, which checks what it returns.
+        A function that draws actions is called on the host too if there are action masks: only there can it be
+        told that it took one that is not allowed. :meth:`on_host` must have been called before, which checks what
+        the function returns.
         """
         shape = jax.ShapeDtypeStruct((len(observations), self.n_actions), jnp.float32)  # type: ignore[no-untyped-call]
-        if not self.is_traceable(observations.shape, observations.dtype):
-            called: Array = io_callback(lambda obs: self.on_host(np.asarray(obs)), shape, observations)
+        mask = self._mask(observations)
+        checked = self.draws and mask is not None
+        if checked or not self.is_traceable(observations.shape, observations.dtype):
+            called: Array = io_callback(self._called, shape, observations)
             return called
         result = self.function(observations)
         if not self.draws:
-            return jnp.log(jnp.asarray(result, jnp.float32))
+            found = jnp.asarray(result, jnp.float32)
+            return jnp.log(found if mask is None else self._allowed(jnp, found, mask))
         actions, probabilities = map(jnp.asarray, result)
-        chosen = jnp.arange(self.n_actions) == actions[:, None]
-        return jnp.where(chosen, jnp.log(probabilities.astype(jnp.float32))[:, None], -jnp.inf)
+        places = (actions if self.factors else actions[:, None]) + np.array(self._starts)
+        log_p = jnp.log(probabilities.astype(jnp.float32))[:, None]
+        if self.factors:
+            log_p = jnp.where(np.arange(self.n_actions) < self.factors[0], log_p, 0.0)
+        return jnp.where(policies.is_taken(places, self.n_actions, (1,)), log_p, -jnp.inf)
+
+    def _called(self, observations: Array) -> NDArray:
+        """:meth:`on_host`, from a compiled program."""
+        try:
+            return self.on_host(np.asarray(observations))
+        except CapoError as error:
+            self.failure = error
+            raise
 
     def is_traceable(self, shape: tuple[int, ...], dtype: Any) -> bool:
         """Whether the function is one of jax: given an abstract array, it returns jax's arrays.
@@ -125,8 +161,8 @@ class Behaviour:
     def mix(self, own: Array, given: Array, key: Array) -> Array:
         """The log-probabilities (N, A) to draw from and to store.
 
-        Where the function draws itself, a coin decides who acts, and what is stored is the probability of whoever
-        did.
+        Where the function draws itself, or actions have factors, a coin decides who acts, and what is stored is
+        the probability of whoever did.
 
         Args:
             own: (N, A) of the agent's own policy.
@@ -135,7 +171,7 @@ class Behaviour:
         """
         if self.share >= 1:
             return given
-        if self.draws:
+        if self.draws or self.factors:  # a mixture of products is not a product
             return jnp.where(jax.random.uniform(key, (len(own), 1)) < self.share, given, own)
         return jnp.logaddexp(given + np.log(self.share), own + np.log1p(-self.share))
 
@@ -145,25 +181,62 @@ class Behaviour:
             raise CapoError(f"behaviour ({self.note}) returned a pair once and one array another time: {_FORMS}")
         self.draws = draws
 
-    def _pair(self, actions: NDArray, probabilities: NDArray, count: int) -> tuple[NDArray, NDArray]:
+    def _pair(
+        self, actions: NDArray, probabilities: NDArray, count: int, mask: NDArray | None
+    ) -> tuple[NDArray, NDArray]:
+        """The places (n, F) of the actions among all of them, and their probabilities (n,)."""
         shapes = f"shapes {actions.shape} and {probabilities.shape}"
-        if actions.shape != (count,) or probabilities.shape != (count,):
+        wanted = (count, len(self.factors)) if self.factors else (count,)
+        if actions.shape != wanted or probabilities.shape != (count,):
             raise self._wrong(f"{shapes} for {count} observations")
         if actions.dtype.kind not in "iu":
             raise self._wrong(f"actions of dtype {actions.dtype}, which are not integers")
-        if ((actions < 0) | (actions >= self.n_actions)).any():
-            raise self._wrong(f"an action outside 0 to {self.n_actions - 1}")
+        actions, sizes = actions.reshape(count, -1), np.array(self._sizes)
+        if ((actions < 0) | (actions >= sizes)).any():
+            most = " and ".join(str(size - 1) for size in dict.fromkeys(self._sizes))
+            raise self._wrong(f"an action outside 0 to {most}")
         if not ((probabilities > 0) & (probabilities <= 1 + 1e-5)).all():
             raise self._wrong("a probability of a taken action that is not above 0 and at most 1")
-        return actions, probabilities
+        places = actions + np.array(self._starts)
+        if mask is not None and not np.take_along_axis(mask, places, axis=1)[mask.any(axis=1)].all():
+            raise self._wrong("an action that the environment's action mask does not allow")
+        return places, probabilities
 
     def _distribution(self, probabilities: NDArray, count: int) -> NDArray:
         if probabilities.shape != (count, self.n_actions) or probabilities.dtype.kind != "f":
             shown = f"an array of shape {probabilities.shape} and dtype {probabilities.dtype}"
             raise self._wrong(f"{shown} for {count} observations and {self.n_actions} actions")
-        if not ((probabilities >= 0).all() and np.allclose(probabilities.sum(axis=1), 1, atol=1e-3)):
-            raise self._wrong("probabilities that are negative or do not sum to 1")
+        if not ((probabilities >= 0).all() and np.allclose(self._totals(probabilities), 1, atol=1e-3)):
+            each = " for each factor" if self.factors else ""
+            raise self._wrong(f"probabilities that are negative or do not sum to 1{each}")
         return probabilities
+
+    @property
+    def _sizes(self) -> tuple[int, ...]:
+        return self.factors or (self.n_actions,)
+
+    @property
+    def _starts(self) -> tuple[int, ...]:
+        """The place of each factor's first action among all of them."""
+        return (0, *itertools.accumulate(self._sizes[:-1]))
+
+    def _totals(self, probabilities: Any) -> Any:
+        """The sum (N, F) of the probabilities (N, A) of each factor."""
+        return probabilities @ np.repeat(np.eye(len(self._sizes), dtype=np.float32), self._sizes, axis=0)
+
+    def _allowed(self, xp: Any, probabilities: Any, mask: Any) -> Any:
+        """Probabilities (N, A) of the actions that a mask (N, A) allows; as they are where it allows nothing."""
+        kept = xp.where(mask, probabilities, 0.0)
+        each = xp.repeat(self._totals(kept), np.array(self._sizes), axis=-1, **self._length(xp))
+        some = mask.any(axis=-1, keepdims=True)
+        return xp.where(some, kept / xp.where(each > 0, each, 1.0), probabilities)
+
+    def _length(self, xp: Any) -> dict[str, int]:
+        return {} if xp is np else {"total_repeat_length": self.n_actions}  # jax must know it
+
+    def _mask(self, observations: Any) -> Any:
+        """The action masks (N, A) of packed observations; None if there are none."""
+        return self.layout.mask(observations) if self.layout is not None and self.layout.masked else None
 
     def _wrong(self, what: str) -> CapoError:
         return CapoError(f"behaviour ({self.note}) returned {what}: {_FORMS}")

@@ -17,7 +17,7 @@ from capo.envs.failures import EnvironmentFailed, failure_context
 from capo.envs.protocol import HostEnv, HostVector
 from capo.errors import CapoError
 from capo.neural.algorithms.base import Algorithm, TrainState
-from capo.neural.learners.protocol import MAX_EVALUATION_STEPS, Learner, seed_keys, to_device
+from capo.neural.learners.protocol import MAX_EVALUATION_STEPS, Learner, seed_keys, to_device, warn_of_endless
 from capo.neural.parts import policies, replay
 from capo.neural.parts.iterations import ERA, Iteration, fold_in
 from capo.neural.parts.replay import Rollout
@@ -246,7 +246,7 @@ class HostLearner(Learner):
         returns: list[list[float]] = [[] for _ in range(n)]
         total, steps = np.zeros(n), np.zeros(n, np.int64)
         obs = envs.reset(int(np.asarray(jax.random.randint(key, (), 0, 2**30))))
-        count = 0
+        count = cut = 0
         while min(map(len, returns)) < share:
             action = np.asarray(
                 self._act(params, obs, fold_in(key, count), everything, deterministic=deterministic)
@@ -258,11 +258,13 @@ class HostLearner(Learner):
             ended = moved.ended
             capped = moved.valid & ~ended & (steps >= MAX_EVALUATION_STEPS)
             for i in np.flatnonzero((moved.valid & ended) | capped):
+                cut += bool(capped[i]) and len(returns[i]) < share
                 returns[i].append(total[i])
                 total[i], steps[i] = 0.0, 0
             if capped.any():  # what follows is another episode, not the rest of this one
                 obs = obs.copy()
                 obs[capped] = envs.restart(capped)
+        warn_of_endless(self.eval_env.name, cut, episodes)
         return np.array([value for mine in returns for value in mine[:share]], np.float32)[:episodes]
 
     def _behave_jitted(

@@ -15,7 +15,8 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from typing import Any
@@ -37,6 +38,7 @@ from capo.neural.learners.protocol import (
     seed_keys,
     to_device,
     unpack_playable,
+    warn_of_endless,
 )
 from capo.neural.parts import policies, replay
 from capo.neural.parts.iterations import ERA, Iteration
@@ -47,6 +49,7 @@ from capo.neural.parts.replay import Rollout
 _SEEDS, _ROWS, _WHOLE = (PartitionSpec(*axes) for axes in (("seeds",), (None, "seeds"), ()))  # type: ignore[no-untyped-call]
 _LONGEST = 2**31 - 1  # length of an episode that is counted: one that never ends stays at it
 CHUNK = 1024  # rows of the metrics buffer: the most iterations of one compiled call
+RESET_BATCHES = 16  # where new episodes are costly, a sixteenth of the environments begins one at a time
 EVALUATION_CHUNK = 16  # steps between two looks at who still plays; divides MAX_EVALUATION_STEPS
 
 
@@ -115,7 +118,7 @@ class JittedLearner(Learner):
             begin = time.perf_counter()
             if self.behaviour is not None:  # what it returns is checked here, on real observations
                 keys = jax.random.split(jax.random.PRNGKey(0), self.config.n_envs)
-                self.behaviour.on_host(np.asarray(jax.vmap(self.env.reset)(keys)[1]))
+                self.behaviour.on_host(np.asarray(jax.vmap(self._steppable.reset)(keys)[1]))
             shapes = replace(self.shapes(range(self.n_seeds)), era=era)
             if self.mesh is not None:
                 shapes = jax.tree.map(partial(_placed, sharding=NamedSharding(self.mesh, _SEEDS)), shapes)
@@ -142,14 +145,29 @@ class JittedLearner(Learner):
         while at < end:
             now = min(CHUNK, end - at, ERA - at % ERA)
             self.compile(state.era)
-            state, metrics = self._compiled[state.era](state, jnp.int32(now))
-            rows.append({name: np.asarray(values)[:now] for name, values in metrics.items()})
+            with self._behaviours_own_error():
+                state, metrics = self._compiled[state.era](state, jnp.int32(now))
+                rows.append({name: np.asarray(values)[:now] for name, values in metrics.items()})
             at += now
             if at % ERA == 0:
                 state = self.place(state.in_era(at // ERA))
         if not rows:
             return state, {}
         return state, {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
+
+    @contextmanager
+    def _behaviours_own_error(self) -> Iterator[None]:
+        """Raise what a behaviour raised that the compiled program called, in place of what jax says of it."""
+        if self.behaviour is not None:
+            self.behaviour.failure = None
+        try:
+            yield
+        except Exception:
+            if self.behaviour is None or self.behaviour.failure is None:
+                raise
+            raise CapoError(
+                f"{self.behaviour.failure}. What was learned since the last log point or checkpoint is lost"
+            ) from self.behaviour.failure
 
     def _run(self, state: TrainState, iterations: Array) -> tuple[TrainState, Metrics]:
         """Up to CHUNK iterations; the number is an argument, so that every number is the same program."""
@@ -191,7 +209,7 @@ class JittedLearner(Learner):
                 coin_key = jax.random.fold_in(env_keys[0, 0], 1)
                 log_mu = self.behaviour.mix(log_mu, self.behaviour.traced(obs), coin_key)
             action = policies.best(log_mu + gumbel, algorithm.network.factors).astype(jnp.int32)  # a sample of mu
-            moved = _step_and_reset(self._steppable, env_keys, env_state, action)
+            moved = _step_and_reset(self._steppable, env_keys, env_state, action, self.spec.costly_reset)
             if algorithm.cuts_rollouts:
                 moved = _unless(waiting, moved, env_state, obs)
             returns, lengths = returns + moved.reward, jnp.minimum(lengths, _LONGEST - 1) + 1
@@ -257,14 +275,21 @@ class JittedLearner(Learner):
         So short episodes count no more than long ones, and a seed's episodes depend on its own key alone.
         """
         params = self.place(params)
-        return np.asarray(self._evaluate(params, keys, episodes=episodes, deterministic=deterministic))
+        returns, running = self._evaluate(params, keys, episodes=episodes, deterministic=deterministic)
+        warn_of_endless(self.eval_env.name, int(np.sum(running)), running.size)
+        return np.asarray(returns)
 
-    def _evaluate_on_devices(self, params: PyTree, keys: Array, episodes: int, deterministic: bool) -> Array:
+    def _evaluate_on_devices(
+        self, params: PyTree, keys: Array, episodes: int, deterministic: bool
+    ) -> tuple[Array, Array]:
+        """Returns (K, episodes), and which of the episodes were still running after the most steps."""
         seeds = jax.vmap(partial(self._evaluate_seed, episodes=episodes, deterministic=deterministic))
-        returns: Array = self._spread(seeds, (_SEEDS, _SEEDS), _SEEDS)(params, keys)
-        return returns
+        found: tuple[Array, Array] = self._spread(seeds, (_SEEDS, _SEEDS), (_SEEDS, _SEEDS))(params, keys)
+        return found
 
-    def _evaluate_seed(self, params: PyTree, key: Array, episodes: int, deterministic: bool) -> Array:
+    def _evaluate_seed(
+        self, params: PyTree, key: Array, episodes: int, deterministic: bool
+    ) -> tuple[Array, Array]:
         algorithm, params = unpack_playable(self.algorithm, params)
         acting = prepare(algorithm.network, algorithm.acting_params(params))
         best = deterministic or not algorithm.samples
@@ -290,7 +315,7 @@ class JittedLearner(Learner):
         # Several steps between two looks at who still plays: on a GPU a look is a round trip to the host.
         steps = partial(jax.lax.fori_loop, 0, EVALUATION_CHUNK, lambda _, c: step(c))
         carry = jax.lax.while_loop(lambda c: c[4].any() & (c[0] < MAX_EVALUATION_STEPS), steps, carry)
-        return carry[3]
+        return carry[3], carry[4]
 
 
 def _guards(layout: Layout | None, factors: tuple[int, ...], rollouts: Rollout) -> Metrics:
@@ -323,40 +348,59 @@ class _Moved:
 
 def _unless(waiting: Array, moved: _Moved, env_state: PyTree, obs: Array) -> _Moved:
     """What a step led to; where an environment waits (n,), nothing happened."""
-
-    def pick(still: Array, new: Array) -> Array:
-        return jnp.where(waiting.reshape(-1, *(1,) * (new.ndim - 1)), still, new)
-
     return _Moved(
-        jax.tree.map(pick, env_state, moved.env_state),
-        pick(obs, moved.obs),
-        pick(obs, moved.successor),
+        _where(waiting, env_state, moved.env_state),
+        _where(waiting, obs, moved.obs),
+        _where(waiting, obs, moved.successor),
         jnp.where(waiting, 0.0, moved.reward),
         moved.terminated & ~waiting,
         moved.truncated & ~waiting,
     )
 
 
-def _step_and_reset(env: Any, keys: Array, env_state: PyTree, action: Array) -> _Moved:
+def _step_and_reset(env: Any, keys: Array, env_state: PyTree, action: Array, costly_reset: bool) -> _Moved:
     """Step n environments, with two keys each (n, 2, 2), and start a new episode where one ended."""
-    n = action.shape[0]
     env_state, successor, reward, terminated, truncated = jax.vmap(env.step)(keys[:, 0], env_state, action)
-    fresh_state, fresh_obs = jax.vmap(env.reset)(keys[:, 1])
     terminated = jnp.asarray(terminated, jnp.bool_)
     truncated = jnp.asarray(truncated, jnp.bool_) & ~terminated
-    done = terminated | truncated
+    reset = _reset_few if costly_reset else _reset_all
+    env_state, obs = reset(env, keys[:, 1], (env_state, successor), terminated | truncated)
+    return _Moved(env_state, obs, successor, jnp.asarray(reward, jnp.float32), terminated, truncated)
 
-    def pick(fresh: Array, old: Array) -> Array:
-        return jnp.where(done.reshape(n, *(1,) * (old.ndim - 1)), fresh, old)
 
-    return _Moved(
-        jax.tree.map(pick, fresh_state, env_state),
-        pick(fresh_obs, successor),
-        successor,
-        jnp.asarray(reward, jnp.float32),
-        terminated,
-        truncated,
-    )
+def _where(chosen: Array, new: PyTree, old: PyTree) -> PyTree:
+    """The rows of one tree where ``chosen`` (n,) is true, and of another elsewhere."""
+
+    def pick(new: Array, old: Array) -> Array:
+        return jnp.where(chosen.reshape(-1, *(1,) * (old.ndim - 1)), new, old)
+
+    return jax.tree.map(pick, new, old)
+
+
+def _reset_all(env: Any, keys: Array, now: PyTree, done: Array) -> PyTree:
+    """State and observation of n environments, ``now``, and of a new episode where one is ``done``.
+
+    A new episode is begun for every environment, and left unused where none ended: in most environments that is
+    cheaper than to look.
+    """
+    return _where(done, jax.vmap(env.reset)(keys), now)
+
+
+def _reset_few(env: Any, keys: Array, now: PyTree, done: Array) -> PyTree:
+    """The same, where new episodes are costly: they are begun a few at a time, and only as many as are needed."""
+    batch = max(1, len(done) // RESET_BATCHES)
+    place = jnp.cumsum(done) - 1  # of each environment in the queue of those that are done
+    queue = jnp.argsort(~done, stable=True)
+
+    def some(carry: tuple[Array, PyTree]) -> tuple[Array, PyTree]:
+        first, now = carry
+        fresh = jax.vmap(env.reset)(keys[queue.at[first + jnp.arange(batch)].get(mode="clip")])
+        behind = place - first
+        served = done & (behind >= 0) & (behind < batch)
+        fresh = jax.tree.map(lambda leaf: leaf[behind.clip(0, batch - 1)], fresh)
+        return first + batch, _where(served, fresh, now)
+
+    return jax.lax.while_loop(lambda carry: carry[0] < done.sum(), some, (jnp.int32(0), now))[1]
 
 
 @partial(jax.jit, donate_argnums=0)

@@ -7,7 +7,9 @@ environment inside the compiled program, many seeds at once; ``HostLearner`` ste
 
 from __future__ import annotations
 
+import itertools
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -21,7 +23,7 @@ import numpy as np
 from capo.arrays import Array, Metrics, NDArray, PyTree
 from capo.envs.protocol import EnvSpec
 from capo.envs.wrappers import wrap
-from capo.errors import CapoError
+from capo.errors import CapoError, CapoWarning
 from capo.neural.algorithms.base import Algorithm, TrainState
 from capo.neural.learners.behaviours import Behaviour
 from capo.neural.parts import networks, normaliser, policies, replay
@@ -200,12 +202,22 @@ class Learner(ABC):
 
         return policy
 
-    def policy(self, params: PyTree, observations: Any, action_masks: Any = None) -> tuple[NDArray, NDArray]:
-        """Probabilities (N, A) of the actions and values (N,) of a batch; see :meth:`act` for the arguments."""
+    def policy(
+        self, params: PyTree, observations: Any, action_masks: Any = None, exact: bool = False
+    ) -> tuple[NDArray, NDArray]:
+        """Probabilities (N, A) of the actions and values (N,) of a batch; see :meth:`act` for the arguments.
+
+        With ``exact``, all products are those of float32, whatever the setting ``precision`` and the device.
+        """
         obs, mask = self._encoded(observations, action_masks)
         if not len(obs):
             return np.zeros((0, mask.shape[1]), np.float32), np.zeros(0, np.float32)
-        probabilities, values = self._policy(params, obs, mask)
+        if exact:
+            given = jnp.asarray(obs), jnp.asarray(mask)
+            with jax.default_matmul_precision("highest"):
+                probabilities, values = _policy(self.algorithm.exact(), params, *given)
+        else:
+            probabilities, values = self._policy(params, obs, mask)
         return np.asarray(probabilities), np.asarray(values)
 
     def _encoded(self, observations: Any, action_masks: Any) -> tuple[NDArray, NDArray]:
@@ -225,7 +237,7 @@ class Learner(ABC):
                 f"{self.env.name!r} has action masks, and the policy was trained with them: give the mask of the "
                 "observation as action_masks= (all true to allow everything)"
             )
-        mask = check_masks(action_masks, len(obs), int(self.env.n_actions))
+        mask = check_masks(action_masks, len(obs), self.spec.n_actions, self.spec.factors)
         return (self.spec.with_masks(obs, mask) if self.spec.masked and len(obs) else obs), mask
 
     # What a run says about itself -------------------------------------------------------------------------
@@ -363,6 +375,17 @@ class Learner(ABC):
         return total + _bytes(rest) * self.n_seeds
 
 
+def warn_of_endless(name: str, cut: int, episodes: int) -> None:
+    """Warn of episodes of an evaluation that were still running after the most steps, if there are any."""
+    if cut:
+        text = (
+            f"{name}: {cut:,} of {episodes:,} episodes of the evaluation had not ended after "
+            f"{MAX_EVALUATION_STEPS:,} steps and were cut off there; their returns are those of these steps: set "
+            "time_limit if the environment has none"
+        )
+        warnings.warn(text, CapoWarning, stacklevel=2)
+
+
 def as_batch(env: EnvSpec, observation: Any) -> tuple[Any, bool]:
     """An environment's own observations with a batch axis, and whether a single one was given without it.
 
@@ -389,11 +412,11 @@ def as_batch(env: EnvSpec, observation: Any) -> tuple[Any, bool]:
     return (array[None] if single else array), single
 
 
-def check_masks(action_masks: Any, batch: int, n_actions: int) -> NDArray:
+def check_masks(action_masks: Any, batch: int, n_actions: int, factors: policies.Sizes = ()) -> NDArray:
     """Masks of actions as booleans (batch, n_actions); everything is allowed if there are none.
 
     Raises:
-        CapoError: if it has another shape, or allows no action for some observation.
+        CapoError: if it has another shape, or allows no action (of some factor) for some observation.
     """
     if action_masks is None:
         return np.ones((batch, n_actions), np.bool_)
@@ -404,8 +427,12 @@ def check_masks(action_masks: Any, batch: int, n_actions: int) -> NDArray:
     if mask.shape not in ((n_actions,), (batch, n_actions)):
         raise CapoError(f"action_masks has shape {mask.shape}; it must be {(n_actions,)} or {(batch, n_actions)}")
     mask = np.broadcast_to(mask, (batch, n_actions))
-    if not mask.any(axis=1).all():
-        raise CapoError("action_masks allows no action at all for some observation")
+    for index, (start, end) in enumerate(
+        itertools.pairwise(itertools.accumulate(factors or (n_actions,), initial=0))
+    ):
+        if not mask[:, start:end].any(axis=1).all():
+            which = f"action of factor {index}" if factors else "action at all"
+            raise CapoError(f"action_masks allows no {which} for some observation")
     return mask
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,8 @@ from numpy.typing import ArrayLike
 
 from capo.arrays import NDArray
 from capo.errors import CapoError
+from capo.neural.parts.encoders import Encoder
+from capo.neural.parts.images import NATURE
 from capo.neural.parts.layer_norm import EPSILON
 from capo.neural.parts.layers import KERNEL
 from capo.neural.parts.networks import Layer, NetworkSpec, Params
@@ -87,6 +90,14 @@ class Graph:
         scaled = self.node("Mul", centred, self.constant(scale))
         return self.node("Clip", scaled, self.constant(-LIMIT), self.constant(LIMIT))
 
+    def cut(self, x: str, start: int, end: int, axis: int = -1) -> str:
+        """The entries ``start`` to ``end`` of an axis."""
+        return self.node("Slice", x, *(self.constant([number], np.int64) for number in (start, end, axis)))
+
+    def joined(self, parts: list[str], axis: int = -1) -> str:
+        """Arrays side by side."""
+        return parts[0] if len(parts) == 1 else self.node("Concat", *parts, axis=axis)
+
     # Layers, as in capo.neural.parts.networks ---------------------------------------------------------------
 
     def head(self, layer: Layer, features: str) -> str:
@@ -94,24 +105,93 @@ class Graph:
         product = self.node("MatMul", features, self.constant(layer["kernel"]))
         return self.node("Add", product, self.constant(layer["bias"]))
 
-    def body(self, spec: NetworkSpec, layers: Params, x: str) -> str:
-        """Observations (N, *observation_shape), float32, to features (N, width)."""
-        if spec.kind not in ("mlp", "conv"):
-            raise CapoError(f"a network of kind {spec.kind!r} can't be exported: only mlp and conv can")
-        if spec.kind == "conv":
-            x = self._convolve(spec, layers["conv"], x)
-        x = self.reshape(x, -1, spec.n_flat)
+    def body(self, spec: NetworkSpec, layers: Params, parts: Mapping[str, str]) -> str:
+        """The parts (N, *part.shape) of observations, by name, to features (N, width).
+
+        Numbers are float32, categories int64.
+        """
+        if spec.own is not None:
+            raise CapoError(
+                "a network of your own can't be exported: it is a function of jax, not a list of layers"
+            )
+        if spec.kind == "parts":
+            every = zip(spec.encoders, layers["parts"], strict=True)
+            x = self.joined([self._encoded(spec, one, own, parts[one.part.name]) for one, own in every])
+        else:
+            x = parts[spec.plain_name]
+            if spec.kind == "conv":
+                x = self._convolve(spec, layers["conv"], x, spec.observation_shape[2], spec.conv_features)
+            x = self.reshape(x, -1, spec.n_flat)
         for layer in layers["dense"]:
-            x = self._activate(spec, layer, self.node("MatMul", x, self.constant(layer["kernel"])))
+            x = self._dense(spec, layer, x)
         return x
 
-    def _convolve(self, spec: NetworkSpec, layer: Layer, x: str) -> str:
-        """3x3 without padding: ONNX wants channels first, and kernels (F, C, 3, 3)."""
-        channels = spec.observation_shape[2]
-        kernel = np.asarray(layer["kernel"]).reshape(KERNEL, KERNEL, channels, spec.conv_features)
-        moved = self.node("Transpose", x, perm=[0, 3, 1, 2])
-        product = self.node("Conv", moved, self.constant(kernel.transpose(3, 2, 0, 1)))
-        return self._activate(spec, layer, self.node("Transpose", product, perm=[0, 2, 3, 1]))
+    def _encoded(self, spec: NetworkSpec, encoder: Encoder, params: Params, x: str) -> str:
+        """What an encoder makes of its part, (N, n_outputs)."""
+        if encoder.kind == "vector":
+            return self.reshape(x, -1, encoder.n_outputs)
+        if encoder.kind == "embedding":
+            return self.reshape(self.node("Gather", self.constant(params["table"]), x), -1, encoder.n_outputs)
+        channels = encoder.part.shape[2]
+        if encoder.kind == "conv":
+            x = self._convolve(spec, params["conv"], x, channels, encoder.features)
+        elif encoder.kind == "nature":
+            x = self._nature(spec, params["conv"], x, channels)
+        else:
+            x = self._impala(spec, params["conv"], x, encoder.part.shape)
+        x = self.reshape(x, -1, encoder.n_convolved)
+        for layer in params["dense"]:
+            x = self._dense(spec, layer, x)
+        return x
+
+    def _dense(self, spec: NetworkSpec, layer: Layer, x: str) -> str:
+        return self._activate(spec, layer, self.node("MatMul", x, self.constant(layer["kernel"])))
+
+    def _convolve(self, spec: NetworkSpec, layer: Layer, x: str, channels: int, features: int) -> str:
+        """3x3 without padding, (N, H, W, C) to (N, H-2, W-2, F)."""
+        kernel = np.asarray(layer["kernel"]).reshape(KERNEL, KERNEL, channels, features)
+        return self._activate(spec, layer, self._last(self._conv(kernel, self._first(x))))
+
+    def _nature(self, spec: NetworkSpec, layers: list[Layer], x: str, channels: int) -> str:
+        """Nature's three layers; see :mod:`capo.neural.parts.images` for the order of a kernel's rows."""
+        for (size, stride, features), layer in zip(NATURE, layers, strict=True):
+            blocks, each = size // stride, (stride, stride)
+            kernel = np.asarray(layer["kernel"]).reshape(blocks, blocks, *each, channels, features)
+            kernel = kernel.transpose(0, 2, 1, 3, 4, 5).reshape(size, size, channels, features)
+            x = self._activate(spec, layer, self._last(self._conv(kernel, self._first(x), strides=each)))
+            channels = features
+        return x
+
+    def _impala(self, spec: NetworkSpec, stages: Params, x: str, shape: tuple[int, ...]) -> str:
+        """IMPALA's stages of residual blocks, channels first until the end."""
+
+        def linear(layer: Layer, x: str, channels: int) -> str:
+            kernel = np.asarray(layer["kernel"]).reshape(KERNEL, KERNEL, channels, -1)
+            product = self._conv(kernel, x, pads=(1, 1, 1, 1))
+            return self.node("Add", product, self.constant(np.asarray(layer["bias"])[:, None, None]))
+
+        x, (height, width, channels) = self._first(x), shape
+        for stage in stages:
+            x = linear(stage["conv"], x, channels)
+            before = [0 if side % 2 == 0 else 1 for side in (height, width)]
+            x = self.node("MaxPool", x, kernel_shape=(KERNEL, KERNEL), strides=(2, 2), pads=(*before, 1, 1))
+            height, width, channels = -(-height // 2), -(-width // 2), len(stage["conv"]["bias"])
+            for first, second in stage["blocks"]:
+                inner = linear(first, self._nonlinear(spec, x), channels)
+                x = self.node("Add", x, linear(second, self._nonlinear(spec, inner), channels))
+        return self._last(self._nonlinear(spec, x))
+
+    def _conv(self, kernel: NDArray, x: str, **attributes: Any) -> str:
+        """A convolution, channels first, by a kernel (rows, columns, C, F)."""
+        return self.node("Conv", x, self.constant(kernel.transpose(3, 2, 0, 1)), **attributes)
+
+    def _first(self, x: str) -> str:
+        """Channels first, as ONNX wants them."""
+        return self.node("Transpose", x, perm=[0, 3, 1, 2])
+
+    def _last(self, x: str) -> str:
+        """Channels last."""
+        return self.node("Transpose", x, perm=[0, 2, 3, 1])
 
     def _activate(self, spec: NetworkSpec, layer: Layer, product: str) -> str:
         """Bias, LayerNorm if any, activation."""
@@ -119,6 +199,9 @@ class Graph:
         if "scale" in layer:
             scale, shift = self.constant(layer["scale"]), self.constant(layer["shift"])
             x = self.node("LayerNormalization", x, scale, shift, axis=-1, epsilon=EPSILON)
+        return self._nonlinear(spec, x)
+
+    def _nonlinear(self, spec: NetworkSpec, x: str) -> str:
         if spec.activation == "silu":
             return self.node("Mul", x, self.node("Sigmoid", x))
         return self.node({"relu": "Relu", "tanh": "Tanh"}[spec.activation], x)
