@@ -105,7 +105,8 @@ def test_training_is_noisy_and_evaluations_are_not(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--algos", "rainbow"], "allowed are ncapo, ncapo-sign, ppo"),
+        (["--algos", "rainbow"], "allowed are ncapo-paper, ncapo-sign, ncapo, ppo"),
+        (["--levels", "5"], "allowed are 0, 3, 10"),
         (["--part", "tabula"], "did you mean 'tabular'"),
     ],
 )
@@ -118,4 +119,14 @@ def test_mistakes_are_named(
 
 def test_the_posters_numbers_belong_to_levels_that_are_run() -> None:
     assert all(set(values) == set(noise_game.LEVELS) for values in noise_game.POSTER.values())
-    assert set(noise_game.POSTER) < set(noise_game.LEARNERS)
+    assert set(noise_game.POSTER) == {one.algorithm for one in noise_game.LEARNERS.values()}
+
+
+def test_each_learner_trains_with_its_own_preset_at_the_levels_asked_for(tmp_path: Path) -> None:
+    jobs = noise_game.jobs(tmp_path, ["breakout"], noise_game.PLAN, ["ncapo-paper", "ncapo-sign"], ["3", "10"])
+    assert [(job.label, job.preset, dict(job.settings), job.reward_noise) for job in jobs] == [
+        ("breakout-ncapo-paper-noise-3", "paper", {}, 3),
+        ("breakout-ncapo-paper-noise-10", "paper", {}, 10),
+        ("breakout-ncapo-sign-noise-3", "default", {"advantage_weight": "none"}, 3),
+        ("breakout-ncapo-sign-noise-10", "default", {"advantage_weight": "none"}, 10),
+    ]

@@ -38,8 +38,10 @@ _OWN_OPTIONS: dict[str, dict[str, Any]] = {
     "algos": {
         "nargs": "+",
         "metavar": "ALGO[:PRESET]",
-        "help": "minatar: {algorithms}, with or without a preset; noise: ncapo, ncapo-sign, ppo (default: all)",
+        "help": "minatar: {algorithms}, with or without a preset; noise: ncapo-paper, ncapo-sign, ncapo, ppo "
+        "(default: all)",
     },
+    "levels": {"nargs": "+", "metavar": "SD", "help": "noise: standard deviations of the noise (default: 0 3 10)"},
     "settings": {
         "metavar": "NAME",
         "help": "minatar: best (default), paper (the paper's presets on its four games) or causes (one change at "

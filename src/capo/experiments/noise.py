@@ -38,7 +38,7 @@ from capo.update import StepSize, coordinate_update, log_normalise
 Noise = Literal["sign", "flip", "gauss"]
 
 DATA = ("*.json",)  # of either part; the tabular one has two CSV files beside its summary.json
-OPTIONS = ("part", *training.OPTIONS, "algos")
+OPTIONS = ("part", *training.OPTIONS, "algos", "levels")
 
 # --- the tabular part -----------------------------------------------------------------------------------------
 
