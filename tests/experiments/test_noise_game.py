@@ -105,8 +105,8 @@ def test_training_is_noisy_and_evaluations_are_not(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--algos", "rainbow"], "allowed are ncapo-paper, ncapo-sign, ncapo, ppo"),
-        (["--levels", "5"], "allowed are 0, 3, 10"),
+        (["--algos", "rainbow"], "allowed are ncapo, ncapo-paper, ncapo-sign, ppo"),
+        (["--levels", "5"], "allowed are 0, 10, 3"),
         (["--part", "tabula"], "did you mean 'tabular'"),
     ],
 )
