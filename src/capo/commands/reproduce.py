@@ -42,6 +42,17 @@ _OWN_OPTIONS: dict[str, dict[str, Any]] = {
         "(default: all)",
     },
     "levels": {"nargs": "+", "metavar": "SD", "help": "noise: standard deviations of the noise (default: 0 3 10)"},
+    "together": {
+        "action": "store_const",
+        "const": True,
+        "help": "noise: all levels of an algorithm as one program: much faster on a GPU, but a training that is "
+        "stopped starts again",
+    },
+    "seconds": {
+        "type": float,
+        "metavar": "S",
+        "help": "noise --together: stop each program after so long; the result is of the frames reached by then",
+    },
     "settings": {
         "metavar": "NAME",
         "help": "minatar: best (default), paper (the paper's presets on its four games) or causes (one change at "
