@@ -12,10 +12,10 @@ seed each:
 - ``one after another``: a training of its own for each, with its numbers compiled in (what a loop over
   ``capo train`` does, less the start of each process).
 
-The last is measured before the second. Compiling counts, with an empty compilation cache (set JAX_COMPILATION_CACHE_DIR to a new folder, or not at all).
-On a GPU the last way compiles for minutes: --own N trains only N of the trials that way, and its times are those N
-trials' times as many as there are. Ratios are of the clock, with and without compiling, and of processor time
-over all threads, which a busy machine changes least.
+The last is measured before the second. Compiling counts, with an empty compilation cache (set
+JAX_COMPILATION_CACHE_DIR to a new folder, or not at all). On a GPU the last way compiles for minutes: --own N
+trains only N of the trials that way, and its times are those N trials' times as many as there are. Ratios are of
+the clock, with and without compiling, and of processor time over all threads, which a busy machine changes least.
 Rows are added to an existing file, one per environment, algorithm, preset and size.
 """
 

@@ -22,6 +22,7 @@ from capo.errors import CapoError
 from capo.experiments.common import Row, Say
 from capo.experiments.training import Job, Where
 from capo.neural.algorithms import registry
+from capo.neural.algorithms.base import TrainState
 from capo.neural.algorithms.settings import override
 from capo.neural.learners.noise import NoiseLearner
 from capo.neural.metrics import broken, rows
@@ -66,7 +67,7 @@ def _train(jobs: Sequence[Job], say: Say, deadline: float) -> None:
     names = ", ".join(job.title for job in jobs)
     say(f"{names}: {len(jobs)} x {len(seeds)} seeds of {plan.frames:,} frames as one program")
     say(f"compiled in {learner.compile():.1f} s")
-    state = learner.start(seeds)
+    state: TrainState = learner.start(seeds)
     chunk = first_log_every(None, True, per_iteration, target)
     training: list[tuple[int, list[float]]] = []
     evaluation: list[tuple[int, NDArray]] = []
@@ -114,7 +115,7 @@ def _train(jobs: Sequence[Job], say: Say, deadline: float) -> None:
     say(f"{names}: final returns {', '.join(f'{level:.2f}' for level in finals.reshape(len(jobs), -1).mean(1))}")
 
 
-def _play(learner: NoiseLearner, state: object, seeds: Sequence[int], episodes: int, seed: int) -> NDArray:
+def _play(learner: NoiseLearner, state: TrainState, seeds: Sequence[int], episodes: int, seed: int) -> NDArray:
     """Returns (rows, episodes): the episodes that an agent with this seed would play."""
     key = stream_key(seed, EVALUATE_STREAM)
     keys = jax.vmap(lambda one: jax.random.fold_in(key, one))(np.tile(seeds, learner.n_seeds // len(seeds)))
