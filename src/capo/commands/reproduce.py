@@ -51,7 +51,8 @@ _OWN_OPTIONS: dict[str, dict[str, Any]] = {
     "seconds": {
         "type": float,
         "metavar": "S",
-        "help": "noise --together: stop each program after so long; the result is of the frames reached by then",
+        "help": "minatar, noise --together: stop each training after so long, compiling included; the result is "
+        "of the frames reached by then (no checkpoints: what is interrupted starts again)",
     },
     "settings": {
         "metavar": "NAME",

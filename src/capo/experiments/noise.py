@@ -23,8 +23,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from capo.errors import CapoError
-from capo.experiments import common, noise_game, noise_together, training
+from capo.experiments import common, noise_game, training
 from capo.experiments.common import SUMMARY, Floats, Ints, Row
+from capo.experiments.together import train_together
 from capo.experiments.training import QUICK
 from capo.progress import show_progress
 from capo.report import figures
@@ -106,7 +107,7 @@ def run(
     """
     plan = QUICK if quick else noise_game.PLAN
     if together:
-        options["train"] = partial(noise_together.train_together, seconds=seconds or math.inf)
+        options["train"] = partial(train_together, seconds=seconds or math.inf)
     elif seconds:
         raise CapoError("--seconds needs --together")
     training.run_parts("noise", TABULAR, plan, noise_game.jobs, out, progress, **options)

@@ -1,4 +1,4 @@
-"""The noise experiment's trainings with all levels of a learner as rows of one program.
+"""Trainings that differ in their reward noise only as rows of one program, and trainings with a time limit.
 
 On a GPU three levels cost little more than one, and compile once. There are no checkpoints: what is interrupted
 starts again. With a time limit, what was reached by then is evaluated and written as a result of so many frames.
@@ -47,7 +47,7 @@ def train_together(
     """
     del progress
     if where is not None and not where.inline:
-        raise CapoError("--together trains in this process: leave --workers and --on out")
+        raise CapoError("--together and --seconds train in this process: leave --workers and --on out")
     todo = [job for job in jobs if job.missing()]
     same = lambda job: (job.game, job.algorithm, job.preset, str(job.settings))
     for _, group in itertools.groupby(todo, same):
