@@ -2,6 +2,7 @@
 
     python benchmarks/tuning.py --out results/benchmarks/tuning.json
     python benchmarks/tuning.py --out results/benchmarks/tuning.json --algo ppo --preset default
+    python benchmarks/tuning.py --out results/benchmarks/tuning_gpu.json --preset default --frames 100000 --own 1
 
 Three ways to train the same trials, which differ in the numbers of the algorithm's default search space, with one
 seed each:
@@ -11,8 +12,11 @@ seed each:
 - ``one after another``: a training of its own for each, with its numbers compiled in (what a loop over
   ``capo train`` does, less the start of each process).
 
-The ratios are of processor time, over all threads, which a busy machine changes least; there are wall times too.
-Rows are added to an existing file, one per environment, algorithm and preset.
+The last is measured before the second. Compiling counts, with an empty compilation cache (set
+JAX_COMPILATION_CACHE_DIR to a new folder, or not at all). On a GPU the last way compiles for minutes: --own N
+trains only N of the trials that way, and its times are those N trials' times as many as there are. Ratios are of
+the clock, with and without compiling, and of processor time over all threads, which a busy machine changes least.
+Rows are added to an existing file, one per environment, algorithm, preset and size.
 """
 
 from __future__ import annotations
@@ -37,8 +41,6 @@ from capo.neural.learners.trials import TrialsLearner
 from capo.provenance import provenance
 from capo.sweeps.space import default_space
 
-WAYS = ("one program", "one after another, one program", "one after another")
-
 
 def random_trials(space: Any, count: int) -> list[dict[str, float]]:
     """Settings drawn evenly from the space."""
@@ -57,45 +59,57 @@ def random_trials(space: Any, count: int) -> list[dict[str, float]]:
     return drawn
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """The seconds of all three ways."""
+def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """The seconds of the ways that are measured so far: again after each of them."""
     row, env = find(options.algo), envs.make(options.env)
     space = default_space(row.settings)
     config = override(row.settings.preset(options.preset, env.name), {"horizon": options.frames})
     iterations = -(-options.frames // config.frames_per_iteration)
     trials = random_trials(space, options.trials)
     names = sorted(space)
-    found = {way: Times() for way in WAYS}
+    found: dict[str, Times] = {}
+
+    def row_so_far() -> dict[str, Any]:
+        fast = found["one program"]
+        return {
+            "env": options.env,
+            "algorithm": options.algo,
+            "preset": options.preset,
+            "trials": len(trials),
+            "frames_per_trial": iterations * config.frames_per_iteration,
+            "ways": {way: one.to_dict() for way, one in found.items()},
+            "trials_with_a_program_of_their_own": own,
+            "one_program_is_faster": {way: one.over(fast) for way, one in found.items() if one is not fast},
+            "load_average": os.getloadavg(),
+            "made_by": provenance(),
+        }
+
+    own = min(options.own, len(trials))
+    one = found["one program"] = Times()
     whole = TrialsLearner(row.algorithm(config, env), env, names, len(trials))
-    single = TrialsLearner(row.algorithm(config, env), env, names, 1)
-    with found["one program"].compiling():
+    with one.compiling():
         whole.compile()
-    with found["one program"].training():
+    with one.training():
         whole.run(whole.start(trials, [0]), iterations)
-    with found["one after another, one program"].compiling():
+    yield row_so_far()
+    if own:
+        one = Times()
+        for trial in trials[:own]:
+            with one.compiling():
+                learner = make_learner(row.algorithm(override(config, trial), env), env)
+                learner.compile()
+            with one.training():
+                learner.run(learner.init([0]), iterations)
+        found["one after another"] = one.scaled(len(trials) / own)
+        yield row_so_far()
+    one = found["one after another, one program"] = Times()
+    single = TrialsLearner(row.algorithm(config, env), env, names, 1)
+    with one.compiling():
         single.compile()
-    for index, trial in enumerate(trials):
-        with found["one after another, one program"].training():
+    for trial in trials:
+        with one.training():
             single.run(single.start([trial], [0]), iterations)
-        with found["one after another"].compiling():
-            learner = make_learner(row.algorithm(override(config, trial), env), env)
-            learner.compile()
-        with found["one after another"].training():
-            learner.run(learner.init([0]), iterations)
-        if index % 8 == 7:
-            print(f"{index + 1} of {len(trials)} trials: {found}", flush=True)
-    slow = found["one after another"]
-    return {
-        "env": options.env,
-        "algorithm": options.algo,
-        "preset": options.preset,
-        "trials": len(trials),
-        "frames_per_trial": iterations * config.frames_per_iteration,
-        "ways": {way: one.to_dict() for way, one in found.items()},
-        "times_less_processor_time": {way: round(slow.cpu / one.cpu, 2) for way, one in found.items()},
-        "load_average": os.getloadavg(),
-        "made_by": provenance(),
-    }
+    yield row_so_far()
 
 
 class Times:
@@ -104,10 +118,21 @@ class Times:
     def __init__(self) -> None:
         self.parts = {part: [0.0, 0.0] for part in ("compiling", "training")}
 
-    @property
-    def cpu(self) -> float:
-        """Processor time of both."""
-        return sum(part[0] for part in self.parts.values())
+    def scaled(self, factor: float) -> Times:
+        """The times of ``factor`` times as many trials."""
+        made = Times()
+        made.parts = {name: [factor * value for value in part] for name, part in self.parts.items()}
+        return made
+
+    def over(self, other: Times) -> dict[str, float]:
+        """How many times more it took than another way."""
+        (cpu, wall), (other_cpu, other_wall) = (np.sum(list(one.parts.values()), axis=0) for one in (self, other))
+        training = self.parts["training"][1] / other.parts["training"][1]
+        return {
+            "times_wall": round(float(wall / other_wall), 2),
+            "times_wall_without_compiling": round(training, 2),
+            "times_processor": round(float(cpu / other_cpu), 2),
+        }
 
     @contextmanager
     def _measured(self, name: str) -> Iterator[None]:
@@ -141,15 +166,16 @@ def main() -> None:
     parser.add_argument("--preset", default="cpu")
     parser.add_argument("--frames", type=float, default=10_000, help="per trial")
     parser.add_argument("--trials", type=int, default=32)
+    parser.add_argument("--own", type=int, default=32, help="trials to train with a program of their own")
     options = parser.parse_args()
     options.frames = int(options.frames)
-    found = measure(options)
-    rows = json.loads(options.out.read_text())["rows"] if options.out.exists() else []
-    keys = ("env", "algorithm", "preset", "trials", "frames_per_trial")
-    rows = [row for row in rows if any(row[key] != found[key] for key in keys)] + [found]
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    write_json(options.out, {"rows": rows})
-    print(json.dumps({key: found[key] for key in ("ways", "times_less_processor_time")}, indent=2))
+    before = json.loads(options.out.read_text())["rows"] if options.out.exists() else []
+    keys = ("env", "algorithm", "preset", "trials", "frames_per_trial")
+    for found in measure(options):
+        rows = [row for row in before if any(row[key] != found[key] for key in keys)] + [found]
+        write_json(options.out, {"rows": rows})
+        print(json.dumps({key: found[key] for key in ("ways", "one_program_is_faster")}, indent=2), flush=True)
 
 
 if __name__ == "__main__":

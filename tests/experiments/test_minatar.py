@@ -324,6 +324,7 @@ def test_the_papers_settings_are_a_figure_and_a_table_of_their_own(tmp_path: Pat
     make_result(tmp_path, "breakout", "ncapo", 20.0, preset="official")
     make_result(tmp_path, "asterix", "ncapo", 21.7, preset="official")
     make_result(tmp_path, "breakout", "ppo", 32.0, preset="paper", config={"gamma": 0.5})
+    make_result(tmp_path, "asterix", "a2c", 20.0, preset="paper", frames_trained=5_000_000)
     assert [path.name for path in minatar.draw(tmp_path, tmp_path)] == ["minatar.png", "paper_settings.png"]
     found = minatar.read(tmp_path)
     assert found.names["ppo", "paper"] == "PPO (paper), earlier settings"
@@ -334,6 +335,8 @@ def test_the_papers_settings_are_a_figure_and_a_table_of_their_own(tmp_path: Pat
     assert lines["asterix", ("ncapo", "official")].verdict == "reproduced"
     assert lines["breakout", ("ppo", "paper")].verdict.startswith("not run with these settings; with others 32.0")
     assert lines["seaquest", ("a2c", "paper")].verdict == paper_figure.NOT_RUN
+    short = lines["asterix", ("a2c", "paper")]
+    assert (short.ours, short.verdict.split("]")[1]) == ("-", " after 5.0 M frames, theirs 18.8")
     table = minatar.report(tmp_path)
     assert "Every curve of the paper's figure" in table
     assert "Matrix products: not recorded" in table
@@ -370,3 +373,19 @@ def test_causes_have_a_table(tmp_path: Path) -> None:
     assert "official without the table's footnote" in table
     assert "21.7" in table
     assert minatar.draw(tmp_path, tmp_path) == []
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_training_with_a_time_limit_is_a_result_of_fewer_frames(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, short = tmp_path / "whole", tmp_path / "short"
+    assert quick(whole, "--algos", "ncapo") == 0
+    assert quick(short, "--algos", "ncapo", "--seconds", "1e-9") == 0
+    assert "the time is up" in capsys.readouterr().err
+    ours, theirs = (json.loads((one / "breakout-ncapo-cpu.json").read_text()) for one in (short, whole))
+    assert ours["frames"] < theirs["frames"]
+    assert ours["config"] == theirs["config"], "the schedules are those of the whole"
+    assert quick(tmp_path / "again", "--algos", "ncapo", "--seconds", "1e9") == 0
+    again = json.loads((tmp_path / "again" / "breakout-ncapo-cpu.json").read_text())
+    assert again["seeds"] == theirs["seeds"]

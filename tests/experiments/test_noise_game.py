@@ -102,10 +102,39 @@ def test_training_is_noisy_and_evaluations_are_not(
     assert "noise 10" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("tiny")
+def test_levels_as_one_program_give_the_same_results(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(noise_game, "QUICK_LEVELS", (0.0, 10.0))
+    together, apart = tmp_path / "together", tmp_path / "apart"
+    assert quick(together, "--algos", "ncapo", "--together") == 0
+    assert "2 x 2 seeds" in capsys.readouterr().err
+    assert quick(apart, "--algos", "ncapo") == 0
+    for level in (0, 10):
+        ours, theirs = (
+            json.loads((one / f"breakout-ncapo-noise-{level}.json").read_text()) for one in (together, apart)
+        )
+        assert ours.pop("programs")[0]["rows_of_its_program"] == 4
+        del theirs["programs"]
+        assert ours == theirs
+    assert quick(together, "--algos", "ncapo") == 0
+    assert "2 finished already" in capsys.readouterr().err
+    short = tmp_path / "short"
+    assert quick(short, "--algos", "ncapo", "--together", "--seconds", "1e-9") == 0
+    assert "the time is up" in capsys.readouterr().err
+    stopped = json.loads((short / "breakout-ncapo-noise-0.json").read_text())
+    assert 0 < stopped["frames"] < ours["frames"]
+    assert stopped["config"]["horizon"] == ours["config"]["horizon"], "the schedules are those of the whole"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--algos", "rainbow"], "allowed are ncapo, ncapo-sign, ppo"),
+        (["--seconds", "5"], "--seconds needs --together"),
+        (["--together", "--workers", "2"], "leave --workers and --on out"),
+        (["--algos", "rainbow"], "allowed are ncapo, ncapo-paper, ncapo-sign, ppo"),
+        (["--levels", "5"], "allowed are 0, 10, 3"),
         (["--part", "tabula"], "did you mean 'tabular'"),
     ],
 )
@@ -118,4 +147,14 @@ def test_mistakes_are_named(
 
 def test_the_posters_numbers_belong_to_levels_that_are_run() -> None:
     assert all(set(values) == set(noise_game.LEVELS) for values in noise_game.POSTER.values())
-    assert set(noise_game.POSTER) < set(noise_game.LEARNERS)
+    assert set(noise_game.POSTER) == {one.algorithm for one in noise_game.LEARNERS.values()}
+
+
+def test_each_learner_trains_with_its_own_preset_at_the_levels_asked_for(tmp_path: Path) -> None:
+    jobs = noise_game.jobs(tmp_path, ["breakout"], noise_game.PLAN, ["ncapo-paper", "ncapo-sign"], ["3", "10"])
+    assert [(job.label, job.preset, dict(job.settings), job.reward_noise) for job in jobs] == [
+        ("breakout-ncapo-paper-noise-3", "paper", {}, 3),
+        ("breakout-ncapo-paper-noise-10", "paper", {}, 10),
+        ("breakout-ncapo-sign-noise-3", "default", {"advantage_weight": "none"}, 3),
+        ("breakout-ncapo-sign-noise-10", "default", {"advantage_weight": "none"}, 10),
+    ]

@@ -105,3 +105,14 @@ def test_bfloat16_is_close_and_returns_float32():
 def test_conv_on_vectors_is_refused():
     with pytest.raises(CapoError, match="network='mlp'"):
         make((7,), network="conv")
+
+
+def test_rounded_products_are_noticed(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert not layers.products_are_rounded()
+
+    def rounded(x, y):
+        return x.astype(jnp.bfloat16) @ y.astype(jnp.bfloat16)
+
+    monkeypatch.setattr(jnp, "matmul", rounded)
+    assert layers.products_are_rounded()

@@ -38,7 +38,21 @@ _OWN_OPTIONS: dict[str, dict[str, Any]] = {
     "algos": {
         "nargs": "+",
         "metavar": "ALGO[:PRESET]",
-        "help": "minatar: {algorithms}, with or without a preset; noise: ncapo, ncapo-sign, ppo (default: all)",
+        "help": "minatar: {algorithms}, with or without a preset; noise: ncapo-paper, ncapo-sign, ncapo, ppo "
+        "(default: all)",
+    },
+    "levels": {"nargs": "+", "metavar": "SD", "help": "noise: standard deviations of the noise (default: 0 3 10)"},
+    "together": {
+        "action": "store_const",
+        "const": True,
+        "help": "noise: all levels of an algorithm as one program: much faster on a GPU, but a training that is "
+        "stopped starts again",
+    },
+    "seconds": {
+        "type": float,
+        "metavar": "S",
+        "help": "minatar, noise --together: stop each training after so long, compiling included; the result is "
+        "of the frames reached by then (no checkpoints: what is interrupted starts again)",
     },
     "settings": {
         "metavar": "NAME",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from capo.envs.minatar.games import GAMES
 from capo.errors import CapoError
 from capo.experiments import paper_figure, results, training
 from capo.experiments.common import teller, text_table
+from capo.experiments.together import train_together
 from capo.experiments.training import QUICK, Job, Plan, environment
 from capo.neural.algorithms import registry
 from capo.report import figures, paper, statistics, wording
@@ -24,7 +26,7 @@ from capo.report.series import Kind, kind_names
 from capo.runs.records import Curve, Record, covered
 
 DATA = ("*-*.json",)
-OPTIONS = (*training.OPTIONS, "algos", "settings")
+OPTIONS = (*training.OPTIONS, "algos", "settings", "seconds")
 SETTINGS = ("best", "paper", "causes")
 # Of the presets of one algorithm: share of black in its colour, and a marker. Dashed curves are the paper's.
 STYLES = ((0.0, ""), (0.5, "o"), (0.25, "^"), (0.7, "s"))
@@ -43,6 +45,7 @@ def run(
     workers: int | None = None,
     on: str | None = None,
     gpus: float | None = None,
+    seconds: float | None = None,
     **sizes: Any,
 ) -> None:
     """Train what is missing and write the results files into ``out``.
@@ -51,6 +54,7 @@ def run(
         algos: each ``ALGORITHM`` or ``ALGORITHM:PRESET``; all registered algorithms if none is given.
         settings: best; paper: the paper's presets on its four games; causes: one change of them at a time.
         workers, on, gpus: see :class:`training.Where`.
+        seconds: that each training may take; see :mod:`capo.experiments.together`.
         **sizes: frames, seeds, and the preset of the algorithms that name none.
     """
     plan = (QUICK if quick else Plan()).with_options(**sizes)
@@ -69,7 +73,8 @@ def run(
             for name, own in kinds
         ]
     )
-    training.train_all(jobs, teller("minatar", progress), progress, training.place(on, workers, gpus))
+    train = partial(train_together, seconds=seconds) if seconds else training.train_all
+    train(jobs, teller("minatar", progress), progress, training.place(on, workers, gpus))
 
 
 # --- what is printed and drawn --------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -24,6 +25,7 @@ import numpy as np
 from capo.errors import CapoError
 from capo.experiments import common, noise_game, training
 from capo.experiments.common import SUMMARY, Floats, Ints, Row
+from capo.experiments.together import train_together
 from capo.experiments.training import QUICK
 from capo.progress import show_progress
 from capo.report import figures
@@ -38,7 +40,7 @@ from capo.update import StepSize, coordinate_update, log_normalise
 Noise = Literal["sign", "flip", "gauss"]
 
 DATA = ("*.json",)  # of either part; the tabular one has two CSV files beside its summary.json
-OPTIONS = ("part", *training.OPTIONS, "algos")
+OPTIONS = ("part", *training.OPTIONS, "algos", "levels", "together", "seconds")
 
 # --- the tabular part -----------------------------------------------------------------------------------------
 
@@ -87,13 +89,27 @@ ALGORITHMS: dict[str, Algorithm] = {
 }
 
 
-def run(out: Path, quick: bool = False, progress: bool = True, **options: Any) -> None:
+def run(
+    out: Path,
+    quick: bool = False,
+    progress: bool = True,
+    *,
+    together: bool | None = None,
+    seconds: float | None = None,
+    **options: Any,
+) -> None:
     """Compute what is missing of both parts, or of the one that is asked for, and write its files into ``out``.
 
     Args:
+        together: train all levels of a learner as rows of one program.
+        seconds: each of these programs may take; then what it has reached is the result.
         **options: of :func:`training.run_parts`; ``algos`` are learners on the game, all if none is given.
     """
     plan = QUICK if quick else noise_game.PLAN
+    if together:
+        options["train"] = partial(train_together, seconds=seconds or math.inf)
+    elif seconds:
+        raise CapoError("--seconds needs --together")
     training.run_parts("noise", TABULAR, plan, noise_game.jobs, out, progress, **options)
 
 

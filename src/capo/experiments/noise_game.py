@@ -6,7 +6,8 @@ numbers as standard deviation, on every training reward. Evaluations play the ga
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,34 +17,63 @@ from capo.experiments import results, training
 from capo.experiments.common import Floats, caption, text_table
 from capo.experiments.results import finals, interval, mean
 from capo.experiments.training import Job, Plan
+from capo.neural.algorithms import registry
 from capo.report import figures, statistics, wording
 from capo.runs.records import Record
 
 LEVELS = (0.0, 3.0, 10.0)  # the poster's
-# name -> (title, algorithm, settings). All presets except "paper" and "official" weight the step with |A|; the
-# paper's argument is about the sign alone.
-LEARNERS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "ncapo": ("NCAPO", "ncapo", {}),
-    "ncapo-sign": ("NCAPO, sign of A only", "ncapo", {"advantage_weight": "none"}),
-    "ppo": ("PPO", "ppo", {}),
+
+
+@dataclass(frozen=True)
+class Learner:
+    """What is trained under noise.
+
+    Attributes:
+        preset: the plan's if none is given.
+        settings: that replace the preset's.
+    """
+
+    title: str
+    algorithm: str
+    preset: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+# All presets except "paper" and "official" weight the step with |A|; the paper's argument is about the sign alone.
+LEARNERS: dict[str, Learner] = {
+    "ncapo-paper": Learner("NCAPO, the paper's settings", "ncapo", "paper"),
+    "ncapo-sign": Learner("NCAPO, sign of A only", "ncapo", settings={"advantage_weight": "none"}),
+    "ncapo": Learner("NCAPO", "ncapo"),
+    "ppo": Learner("PPO", "ppo"),
 }
 POSTER_GAME = "breakout"
-POSTER = {"ncapo": {0.0: 42, 3.0: 42, 10.0: 24}, "ppo": {0.0: 33, 3.0: 24, 10.0: 7}}  # at 10 M steps
+POSTER = {"ncapo": {0.0: 42, 3.0: 42, 10.0: 24}, "ppo": {0.0: 33, 3.0: 24, 10.0: 7}}  # by algorithm, at 10 M steps
 PLAN = Plan()
 QUICK_LEVELS, QUICK_LEARNERS = (0.0, 10.0), ("ncapo", "ppo")
 QUICK_NOTE = "QUICK run of the game: far too few frames and seeds to conclude anything."
 
 
-def jobs(out: Path, games: Sequence[str], plan: Plan, algos: Sequence[str] | None = None) -> list[Job]:
+def jobs(
+    out: Path,
+    games: Sequence[str],
+    plan: Plan,
+    algos: Sequence[str] | None = None,
+    levels: Sequence[str] | None = None,
+) -> list[Job]:
     """The trainings, each of which writes ``<game>-<learner>-noise-<level>.json`` into ``out``."""
     chosen = training.choose("algorithm of the noise experiment", algos, LEARNERS)
+    known = [f"{level:g}" for level in LEVELS]
+    wanted = [float(level) for level in training.choose("level of noise", levels, known)]
     return [
-        Job(out, "noise", game, algorithm, plan, _name(name, level), _title(name, level), settings, level)
+        Job(
+            out, "noise", game, one.algorithm, replace(plan, preset=one.preset or plan.preset),
+            _name(name, level), _title(name, level), one.settings, level,
+        )
         for game in games
         for name in chosen or (QUICK_LEARNERS if plan.quick else LEARNERS)
-        for _, algorithm, settings in [LEARNERS[name]]
-        for level in (QUICK_LEVELS if plan.quick else LEVELS)
-    ]
+        for one in [LEARNERS[name]]
+        for level in wanted or (QUICK_LEVELS if plan.quick else LEVELS)
+    ]  # fmt: skip
 
 
 def _name(learner: str, level: float) -> str:
@@ -52,7 +82,7 @@ def _name(learner: str, level: float) -> str:
 
 
 def _title(learner: str, level: float) -> str:
-    return f"{LEARNERS[learner][0]}, noise {level:g}"
+    return f"{LEARNERS[learner].title}, noise {level:g}"
 
 
 def read(folder: Path) -> tuple[dict[str, dict[tuple[str, float], Record]], list[str]]:
@@ -77,7 +107,7 @@ def report_game(folder: Path) -> list[str]:
             scores = finals(record)
             clean = own.get((learner, 0.0))
             kept = "-" if clean is None or level == 0 else _kept(scores, finals(clean))
-            poster = POSTER.get(learner, {}).get(level) if game == POSTER_GAME else None
+            poster = POSTER[LEARNERS[learner].algorithm].get(level) if game == POSTER_GAME else None
             shown = "-" if poster is None else poster
             rows.append([_title(learner, level), len(scores), interval(mean(scores)), kept, shown])
         first = next(iter(own.values()))
@@ -118,7 +148,7 @@ def draw_game(folder: Path, out: Path) -> list[Path]:
             _draw_finals(row[0], game, own, learners)
             for axis, learner in zip(row[1:], learners, strict=True):
                 _draw_curves(axis, {level: record for (name, level), record in own.items() if name == learner})
-                axis.set(title=LEARNERS[learner][0], xlabel="frames")
+                axis.set(title=LEARNERS[learner].title, xlabel="frames")
         figures.legend_below(drawing, list(axes.flat))
         quick = any(record.quick for own in games.values() for record in own.values())
         caption(
@@ -138,11 +168,14 @@ def _draw_finals(axis: Any, game: str, own: dict[tuple[str, float], Record], lea
         found = [mean(finals(own[learner, level])) for level in levels]
         x = np.array([LEVELS.index(level) for level in levels]) + 0.06 * (index - (len(learners) - 1) / 2)
         middle, low, high = np.array([(one.value, one.low, one.high) for one in found], np.float64).T
-        title = LEARNERS[learner][0]
+        title = LEARNERS[learner].title
         axis.errorbar(x, middle, (middle - low, high - middle), color=colour, marker="o", label=title)
-        if game == POSTER_GAME and learner in POSTER:
-            theirs = [POSTER[learner][level] for level in LEVELS]
-            axis.plot(range(len(LEVELS)), theirs, color=colour, ls=":", lw=1.2, label=f"{title}, poster, 10 M")
+    for algorithm in dict.fromkeys(LEARNERS[learner].algorithm for learner in learners):
+        if game == POSTER_GAME:
+            first = next(i for i, learner in enumerate(learners) if LEARNERS[learner].algorithm == algorithm)
+            theirs = [POSTER[algorithm][level] for level in LEVELS]
+            label = f"{registry.find(algorithm).title}, poster, 10 M"
+            axis.plot(range(len(LEVELS)), theirs, color=figures.COLOURS[first], ls=":", lw=1.2, label=label)
     axis.set_xticks(range(len(LEVELS)), [f"{level:g}" for level in LEVELS])
     axis.set(title=game.replace("_", " ").title(), xlabel="standard deviation of the noise", ylabel="return")
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from capo.experiments import results, training
 from capo.experiments.common import text_table
 from capo.experiments.training import Job, Plan, environment, settings_changed
@@ -28,6 +30,7 @@ KINDS: tuple[Kind, ...] = (
 )
 PRESETS = ("paper", "official")
 NOT_RUN = "not run with these settings"
+FRAMES = 10_000_000  # of the paper's figure
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,8 @@ def line_by_line(records: Mapping[tuple[str, Kind], Record]) -> list[Verdict]:
     """Every curve of the paper's figure with the presets that stand for it, run or not.
 
     A curve is reproduced if the paper's final mean lies in the 95 % interval of ours over seeds. A record of a
-    preset whose settings have changed since does not count.
+    preset whose settings have changed since does not count. One of fewer frames stands beside the paper's curve at
+    those frames, without a verdict.
     """
     found = []
     for game in GAMES:
@@ -118,16 +122,26 @@ def line_by_line(records: Mapping[tuple[str, Kind], Record]) -> list[Verdict]:
 
 
 def _compare(record: Record | None, theirs: float) -> tuple[str, str]:
-    """Our score, and the verdict."""
+    """Our score at the end, and the verdict."""
     if record is None:
         return "-", NOT_RUN
     ours = results.mean(results.finals(record))
     text = results.interval(ours, digits=1)
     if record.quick or settings_changed(record):
         return "-", f"{NOT_RUN}; with others {text}"
+    if (record.frames or 0) < 0.99 * FRAMES:
+        return "-", _part_way(record, text)
     if ours.low <= theirs <= ours.high:
         return text, "reproduced"
     return text, f"not: {'higher' if ours.low > theirs else 'lower'}"
+
+
+def _part_way(record: Record, ours: str) -> str:
+    """What there is of a run that is shorter than the paper's."""
+    frames = record.frames or 0
+    at, returns = paper.of_environment(record.env)[record.algorithm]
+    theirs = f"theirs {np.interp(frames, at, returns):.1f}"
+    return f"not run to the end: {ours} after {frames / 1e6:.1f} M frames, {theirs}"
 
 
 def verdict_table(records: Mapping[tuple[str, Kind], Record]) -> str:

@@ -276,20 +276,49 @@ class Job:
                 f"{path}: " + "; ".join(f"seed {s} {why}" for s, why in config["diverged_seeds"].items())
             )
         final = read_json(path / EVALUATION)
-        entries = [
+        self.write(
+            config["config"],
+            final["frames"],
+            [
+                self.entry(seed, trained.training[seed], trained.evaluation[seed], returns)
+                for seed, returns in zip(final["seeds"], final["returns"], strict=True)
+            ],
             {
-                "seed": seed,
-                "training": _thin(*trained.training[seed]),
-                "evaluation": results.curve(*trained.evaluation[seed]),
-                "final_returns": results.rounded(returns),
-            }
-            for seed, returns in zip(final["seeds"], final["returns"], strict=True)
-        ]
-        program = {
-            "seeds": final["seeds"],
-            "wall_seconds": round(max(row["elapsed_seconds"] for row in read_metrics(path)), 1),
-            **{key: config[key] for key in ("precision", "versions", "commit", "hardware", "started")},
+                "seeds": final["seeds"],
+                "wall_seconds": round(max(row["elapsed_seconds"] for row in read_metrics(path)), 1),
+                **{key: config[key] for key in ("precision", "versions", "commit", "hardware", "started")},
+            },
+            stored,
+        )
+
+    def entry(self, seed: int, training: tuple[Any, Any], evaluation: tuple[Any, Any], returns: Any) -> Row:
+        """What the results file says of a seed.
+
+        Args:
+            training: frames and returns of its log points.
+            evaluation: frames and mean returns of its evaluations.
+            returns: of every episode of the last one.
+        """
+        return {
+            "seed": seed,
+            "training": _thin(*training),
+            "evaluation": results.curve(*evaluation),
+            "final_returns": results.rounded(returns),
         }
+
+    def write(
+        self, settings: Row, frames: int, entries: Sequence[Row], program: Row, stored: Row | None = None
+    ) -> None:
+        """Write the results file.
+
+        Args:
+            settings: all of them.
+            frames: trained, in whole iterations.
+            entries: of :meth:`entry`.
+            program: the program that trained them, and where.
+            stored: the file so far, whose seeds are kept.
+        """
+        stored = stored or {}
         results.write_result(
             self.file,
             {
@@ -297,11 +326,11 @@ class Job:
                 "format": FORMAT,
                 "game": self.game,
                 "title": self.title,
-                "frames_trained": final["frames"],  # whole iterations
+                "frames_trained": frames,
                 "quick": self.plan.quick,
                 **self._protocol(),
-                "protocol": self._sentences(config["config"]),
-                "config": config["config"],
+                "protocol": self._sentences(settings),
+                "config": settings,
                 "programs": [*stored.get("programs", ()), program],
                 "seeds": sorted([*stored.get("seeds", ()), *entries], key=lambda entry: int(entry["seed"])),
             },
@@ -467,6 +496,7 @@ def run_parts(
     out: Path,
     progress: bool,
     *,
+    train: Callable[[Sequence[Job], Say, bool, Where], None] = train_all,
     part: str | None = None,
     games: Sequence[str] | None = None,
     frames: int | None = None,
@@ -484,6 +514,7 @@ def run_parts(
     Args:
         plan: of the trainings, before the user's options.
         make_jobs: the trainings, from (out, games, plan, **own); refuses what would stop them later.
+        train: how the trainings are trained.
         part: the one to compute; both if None.
         games: breakout if none is given.
         workers, on, gpus: see :class:`Where`.
@@ -508,4 +539,4 @@ def run_parts(
     elif part is None:
         say(f"the part {exact.name} is finished already (in {out}; --part {exact.name} computes it again)")
     if jobs:
-        train_all(jobs, say, progress, where)
+        train(jobs, say, progress, where)

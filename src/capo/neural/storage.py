@@ -12,6 +12,7 @@ from capo import envs
 from capo.checks import as_path
 from capo.errors import CapoError, CapoWarning
 from capo.neural.learners import Learner
+from capo.neural.parts import layers
 from capo.neural.player import Player
 from capo.neural.seeds import Seeds
 from capo.neural.setup import Setup
@@ -93,8 +94,12 @@ class StoredAgent(Player):
 
     @property
     def precision(self) -> str:
-        """Number format of the matrix products: what ``precision="auto"`` means on this machine."""
-        return str(self.learner.algorithm.network.precision)
+        """Number format of the matrix products on this machine: bfloat16, float32, or tf32.
+
+        tf32 is what a GPU does by default with float32 numbers: it keeps 10 of 23 bits before it multiplies.
+        """
+        chosen = str(self.learner.algorithm.network.precision)
+        return "tf32" if chosen == "float32" and layers.products_are_rounded() else chosen
 
     @property
     def _horizon_set(self) -> bool:

@@ -170,17 +170,17 @@ class PPOAlgorithm(OnPolicy):
         entropy, rate = self.entropy_weight(iteration), self.learning_rate(iteration)
         clip = schedules.decay(config.clip, config.clip_schedule, self.progress(iteration))
 
-        def minibatch(carry: tuple[Params, PyTree], index: Array) -> tuple[tuple[Params, PyTree], Metrics]:
+        def minibatch(carry: tuple[Params, PyTree], batch: Batch) -> tuple[tuple[Params, PyTree], Metrics]:
             params, opt_state = carry
-            batch = Batch(*(leaf[index] for leaf in everything))
             descent = jax.grad(lambda p: loss(config, self.network, p, batch, entropy, clip), has_aux=True)
             grads, metrics = descent(params)
             params, opt_state, metrics = self.descend(params, opt_state, rate, grads, metrics)
             return (params, opt_state), metrics
 
         def epoch(carry: tuple[Params, PyTree], key: Array) -> tuple[tuple[Params, PyTree], Metrics]:
-            order = jax.random.permutation(key, self.frames_per_iteration)
-            return scan_means(minibatch, carry, order.reshape(-1, config.batch_size))
+            order = jax.random.permutation(key, self.frames_per_iteration).reshape(-1, config.batch_size)
+            # Gathered once: in every minibatch it would be a kernel for each array.
+            return scan_means(minibatch, carry, Batch(*(leaf[order] for leaf in everything)))
 
         carry = (state.params, state.optimiser)
         (params, opt_state), metrics = scan_means(epoch, carry, jax.random.split(key, config.epochs))

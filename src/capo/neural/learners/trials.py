@@ -85,7 +85,7 @@ class TrialsLearner(JittedLearner):
         return chosen
 
     def _begin(self, params: PyTree, keys: Array) -> TrialState:
-        return _with_blanks(super()._begin(params, keys), {name: jnp.zeros(self.n_seeds) for name in self.names})
+        return with_blanks(super()._begin(params, keys), {name: jnp.zeros(self.n_seeds) for name in self.names})
 
     def _iterate(self, state: TrainState, iteration: Iteration) -> tuple[TrainState, Metrics]:
         """One iteration of one row, by an algorithm whose settings are this row's."""
@@ -130,7 +130,7 @@ class HostTrialsLearner(HostLearner):
         return super().run(state, iterations)
 
     def _init_seed(self, params: PyTree, key: Array) -> TrialState:
-        return _with_blanks(super()._init_seed(params, key), {name: jnp.zeros(()) for name in self.names})
+        return with_blanks(super()._init_seed(params, key), {name: jnp.zeros(()) for name in self.names})
 
     def _learn_iteration(self, state: TrainState, rollouts: Rollout) -> tuple[TrainState, Metrics]:
         assert isinstance(state, TrialState)
@@ -147,6 +147,6 @@ def _with_numbers(algorithm: Algorithm, config: CommonSettings, numbers: Mapping
     return made
 
 
-def _with_blanks(state: TrainState, blanks: dict[str, Array]) -> TrialState:
+def with_blanks(state: TrainState, blanks: dict[str, Array]) -> TrialState:
     """A state with room for the numbers."""
     return TrialState(**{one.name: getattr(state, one.name) for one in fields(state)}, numbers=blanks)

@@ -76,6 +76,18 @@ def product(style: Style, kernel: Array, x: Array, result: type[np.generic] | No
     return jnp.matmul(x.astype(dtype), kernel.astype(dtype), preferred_element_type=result or dtype)
 
 
+def products_are_rounded() -> bool:
+    """Whether the device rounds float32 numbers before it multiplies matrices: NVIDIA GPUs do (TF32).
+
+    ``JAX_DEFAULT_MATMUL_PRECISION=highest`` in the environment turns that off, at a cost in speed.
+    """
+    if jax.default_backend() == "cpu":
+        return False
+    number = np.float32(1 + 2**-14)  # TF32 has 10 bits
+    found = jax.jit(jnp.matmul)(np.full((256, 256), number), np.eye(256, dtype=np.float32))
+    return bool(np.asarray(found)[0, 0] != number)
+
+
 def activate(style: Style, layer: Layer, values: Array) -> Array:
     """What follows a product (..., n): bias, LayerNorm if any, activation; in the product's dtype."""
     relu = style.activation == "relu"
