@@ -218,14 +218,18 @@ class Job:
         """How it is evaluated, in numbers."""
         plan = asdict(self.plan)
         numbers = {key: plan[key] for key in ("evaluations", "episodes", "final_episodes")}
-        return {**numbers, "deterministic": not registry.find(self.algorithm).algorithm.samples}
+        return {**numbers, "deterministic": registry.evaluates_best(self.algorithm, self._settings())}
 
     def _changes(self, then: Mapping[str, Any]) -> list[str]:
         """Settings that are not those a training would have now, in words; the horizon is the plan's."""
-        base = registry.find(self.algorithm).settings.preset(self.preset, self.env)
-        now = override(base, self.settings).to_dict()
+        now = self._settings()
         del now["horizon"]
         return _differences(now, registry.all_settings(self.algorithm, then))
+
+    def _settings(self) -> Row:
+        """The settings that a training would have now."""
+        base = registry.find(self.algorithm).settings.preset(self.preset, self.env)
+        return override(base, self.settings).to_dict()
 
     def _stopped(self) -> list[tuple[Path, Row]]:
         """Folders of runs that were begun, with their config.json."""

@@ -157,6 +157,11 @@ class Algorithm(ABC):
 
     # Acting -----------------------------------------------------------------------------------------------
 
+    @property
+    def evaluates_best(self) -> bool:
+        """Whether an evaluation takes the best actions if it is not told what to take."""
+        return not self.samples or getattr(self.config, "evaluation", "sampled") == "best"
+
     def acting_params(self, params: Params) -> Params:
         """The networks that :meth:`action_scores` and :meth:`behaviour` need."""
         return networks.select(params, "actor")

@@ -59,6 +59,7 @@ TargetFrom = Literal["current", "target-network"]
 TargetCritic = Literal["full", "head"]
 Critic = Literal["mean", "categorical"]
 Updates = Literal["joint", "separate"]
+Evaluation = Literal["sampled", "best"]
 
 
 @dataclass(frozen=True)
@@ -239,6 +240,9 @@ class ActorCriticSettings(CommonSettings):
     """Weight of the policy's entropy in the actor's objective, at the start of training."""
     entropy_schedule: Schedule = "constant"
     """constant, or linear: the weight of the entropy falls to 0 at the horizon."""
+    evaluation: Evaluation = "sampled"
+    """How evaluations choose actions, those of the training curve too: sampled from the policy, or the best (most
+    likely) one. predict samples unless it is told otherwise."""
 
 
 @dataclass(frozen=True)

@@ -251,13 +251,14 @@ class JittedLearner(Learner):
                 f"{int(0.8 * free / each):,} episodes fit"
             )
 
-    def evaluate(self, params: PyTree, keys: Array, episodes: int, deterministic: bool = False) -> NDArray:
+    def evaluate(self, params: PyTree, keys: Array, episodes: int, deterministic: bool | None = None) -> NDArray:
         """See :class:`Learner`. Each of ``episodes`` environments plays exactly one episode.
 
         So short episodes count no more than long ones, and a seed's episodes depend on its own key alone.
         """
         params = self.place(params)
-        return np.asarray(self._evaluate(params, keys, episodes=episodes, deterministic=deterministic))
+        best = self.algorithm.evaluates_best if deterministic is None else deterministic
+        return np.asarray(self._evaluate(params, keys, episodes=episodes, deterministic=best))
 
     def _evaluate_on_devices(self, params: PyTree, keys: Array, episodes: int, deterministic: bool) -> Array:
         seeds = jax.vmap(partial(self._evaluate_seed, episodes=episodes, deterministic=deterministic))

@@ -100,14 +100,14 @@ class Learner(ABC):
         """
 
     @abstractmethod
-    def evaluate(self, params: PyTree, keys: Array, episodes: int, deterministic: bool = False) -> NDArray:
+    def evaluate(self, params: PyTree, keys: Array, episodes: int, deterministic: bool | None = None) -> NDArray:
         """Play whole episodes with the policies of all seeds, without exploration.
 
         Args:
             params: from :meth:`playable`, networks of all seeds, each leaf with the leading axis K.
             keys: (K, 2) raw random keys, one per seed.
             episodes: per seed.
-            deterministic: take the most likely action instead of sampling.
+            deterministic: take the most likely action (True) or sample (False); by default as the settings say.
 
         Returns:
             (K, episodes) undiscounted returns.
