@@ -49,6 +49,7 @@ class Plan:
 
     Attributes:
         frames: per seed; the default is the paper's.
+        first_seed: the others follow it.
         evaluations: during training, evenly spaced.
         episodes: of each of those, per seed.
         final_episodes: of the evaluation after training, per seed; as many as ``episodes`` share one program.
@@ -61,6 +62,7 @@ class Plan:
     episodes: int = 100
     final_episodes: int = 100
     quick: bool = False
+    first_seed: int = 0
 
     def with_options(self, **given: Any) -> Plan:
         """The plan with what the user gave."""
@@ -180,7 +182,8 @@ class Job:
                 settings.
         """
         done = {entry["seed"] for entry in self._stored().get("seeds", ())}
-        left = [seed for seed in range(self.plan.seeds) if seed not in done]
+        first = self.plan.first_seed
+        left = [seed for seed in range(first, first + self.plan.seeds) if seed not in done]
         for path, config in self._stopped():
             if set(config["seeds"]) <= set(left):
                 wanted = {"eval_every": self.eval_every, "eval_episodes": self.plan.episodes}

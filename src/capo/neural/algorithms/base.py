@@ -143,6 +143,11 @@ class Algorithm(ABC):
         del params
         return ()
 
+    def played(self, state: TrainState) -> Params:
+        """The networks that evaluate, predict and are exported."""
+        params: Params = state.params
+        return params
+
     @abstractmethod
     def init_optimiser(self, params: Params) -> PyTree:
         """The optimiser's state."""

@@ -330,6 +330,9 @@ class RetraceSettings(EpsilonSettings, ActorCriticSettings):
     """How far the critic's target network moves towards the critic, once per iteration; 1 copies it."""
     tau_policy: TracedFraction = 1.0
     """How far the policy's target network moves towards the policy, once per iteration; 1 copies it."""
+    tau_average: Fraction = 1.0
+    """How far the averaged networks move towards the trained ones, once per iteration. Evaluations, predict and
+    export take the averaged ones, training never does. 1: there are none, the trained ones are taken."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -151,7 +151,8 @@ class Learner(ABC):
 
     def playable(self, state: TrainState) -> PyTree:
         """What :meth:`evaluate` needs of a state: the networks, and how observations are normalised."""
-        return Playable(state.params, state.normaliser) if self.config.normalise_observations else state.params
+        params = self.algorithm.played(state)
+        return Playable(params, state.normaliser) if self.config.normalise_observations else params
 
     def policy_params(self, state: TrainState, seed_index: int) -> PyTree:
         """The same of one seed, for :meth:`act`."""
