@@ -206,6 +206,23 @@ def test_a_greedy_policy_says_that_nothing_is_sampled() -> None:
     assert capo.NCAPO(ENV).samples
 
 
+@pytest.mark.parametrize("rule", ["sampled", "best"])
+def test_every_evaluation_follows_the_setting(rule: str, tmp_path: Path) -> None:
+    """On the way, after training and after loading, but not predict."""
+    best = rule == "best"
+    agent = capo.NCAPO("CartPole-v1", evaluation=rule, out=tmp_path, eval_every=160, eval_episodes=5, **CARTPOLE)
+    agent.learn(160)
+    found = agent.evaluate(5)
+    assert found.deterministic == best
+    assert read_metrics(tmp_path)[-1]["evaluation_return"] == pytest.approx(found.mean)
+    assert (found.returns == agent.evaluate(5, deterministic=best).returns).all()
+    assert (found.returns != agent.evaluate(5, deterministic=not best).returns).any()
+    assert (capo.load(tmp_path).evaluate(5).returns == found.returns).all()
+    drawn = {agent.predict(np.zeros(4, np.float32))[0].item() for _ in range(50)}
+    assert drawn == {0, 1}  # of a nearly uniform policy
+    assert [agent.takes_best(asked) for asked in (None, True, False)] == [best, True, False]
+
+
 def test_it_learns_and_each_seed_can_be_asked() -> None:
     agent = capo.NCAPO(ENV, seeds=[3, 7], **TINY | {"learning_rate": 3e-3}).learn(6400)
     assert agent.evaluate(50, deterministic=True).mean > 0.9

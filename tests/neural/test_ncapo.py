@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -215,6 +216,19 @@ def test_targets_move_by_their_taus():
     np.testing.assert_array_equal(moved["actor"]["head"]["kernel"], new["actor"]["head"]["kernel"])
     mixed = 0.75 * old["critic"]["head"]["kernel"] + 0.25 * new["critic"]["head"]["kernel"]
     np.testing.assert_allclose(moved["critic"]["head"]["kernel"], mixed, atol=1e-6)
+
+
+def test_the_average_of_all_networks_is_what_is_played():
+    algorithm = algorithm_of(tau_average=0.25, shared_trunk=True)
+    old, new = (networks.init(algorithm.network, np.random.default_rng(seed)) for seed in (0, 1))
+    moved = algorithm.update_target(new, algorithm.init_target(old))
+    mixed = jax.tree.map(lambda a, b: 0.75 * a + 0.25 * b, old, new)
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6), moved["average"], mixed)
+    state = SimpleNamespace(params=new, target=moved)
+    assert algorithm.played(state) is moved["average"]
+    plain = algorithm_of(shared_trunk=True)
+    assert "average" not in plain.init_target(old)
+    assert plain.played(SimpleNamespace(params=new, target=plain.init_target(old))) is new
 
 
 def test_successor_rows_replace_the_next_rows():

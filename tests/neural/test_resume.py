@@ -8,6 +8,8 @@ import shutil
 import signal
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 from helpers_shell import ENV, SET, TINY_640, bits, checkpoint_bits, metrics, start
 
@@ -130,6 +132,20 @@ def test_save_and_load_go_on_as_if_never_stopped(tmp_path: Path) -> None:
     assert bits(first) == bits(whole)
     # The comparison can fail: another seed is another state.
     assert bits(capo.NCAPO(ENV, seeds=[0, 2], **TINY_640).learn(640)) != bits(whole)
+
+
+def test_averaged_networks_are_saved_and_training_does_not_see_them(tmp_path: Path) -> None:
+    plain = capo.NCAPO(ENV, seeds=2, **TINY_640).learn(640)
+    whole = capo.NCAPO(ENV, seeds=2, tau_average=0.1, **TINY_640).learn(640)
+    first = capo.NCAPO(ENV, seeds=2, tau_average=0.1, **TINY_640).learn(240)
+    first.save(tmp_path / "agent")
+    loaded = capo.NCAPO.load(tmp_path / "agent").learn(400)
+    assert bits(loaded) == bits(whole)
+    kernels = [agent.params["actor"]["head"]["kernel"] for agent in (plain, whole, loaded)]
+    np.testing.assert_array_equal(kernels[1], kernels[2])
+    assert (kernels[0] != kernels[1]).any()
+    trained = [agent._states.groups[0].state.params for agent in (plain, whole)]
+    jax.tree.map(np.testing.assert_array_equal, *trained)
 
 
 def test_a_seed_does_not_depend_on_its_neighbours() -> None:

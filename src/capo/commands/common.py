@@ -51,6 +51,13 @@ def add_command(
     return parser
 
 
+def add_action_rule(option: Callable[..., Any]) -> None:
+    """The options for how an evaluation chooses actions; by default as the setting ``evaluation`` says."""
+    shared = {"action": "store_const", "dest": "deterministic"}
+    option("--deterministic", **shared, const=True, help="take the most likely actions")
+    option("--sampled", **shared, const=False, help="sample the actions from the policy")
+
+
 def add_allow_import(option: Callable[..., Any]) -> None:
     """The option for environments that a file names as ``module:id``."""
     text = "import the module of an environment that the file calls module:id; this runs the module's code"

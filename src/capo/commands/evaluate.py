@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from capo.commands.common import Subparsers, add_allow_import, add_command, positive_integer
+from capo.commands.common import Subparsers, add_action_rule, add_allow_import, add_command, positive_integer
 
 EXAMPLES = """examples:
   capo evaluate runs/minatar-breakout-ncapo-1
   capo evaluate runs/breakout --episodes 1000 --deterministic
   capo evaluate breakout.safetensors            a file written by agent.save
 
-Actions are sampled from the policy unless --deterministic is given. There is no epsilon-exploration, so the
-result is usually better than the training curve. For a run's folder it is saved as evaluation.json.
+Actions are chosen as the run's setting `evaluation` says (sampled from the policy, or the best ones) unless
+--sampled or --deterministic is given. There is no epsilon-exploration, so the result is usually better than the
+training curve. For a run's folder it is saved as evaluation.json.
 """
 
 
@@ -29,7 +30,7 @@ def add_parser(subparsers: Subparsers) -> None:
     ).add_argument
     option("agent", metavar="DIR", type=Path, help="a run's folder, or a saved agent")
     option("--episodes", type=positive_integer, default=100, metavar="N", help="episodes per seed (default: 100)")
-    option("--deterministic", action="store_true", help="take the most likely action instead of sampling")
+    add_action_rule(option)
     option("--seed", type=int, default=0, help="seed of the evaluation (default: 0)")
     add_allow_import(option)
 

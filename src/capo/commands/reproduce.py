@@ -70,6 +70,11 @@ _OWN_OPTIONS: dict[str, dict[str, Any]] = {
         "help": "per seed (default: 10,000,000; ablation 2,000,000)",
     },
     "seeds": {"type": positive_integer, "metavar": "K", "help": "per training (default: 10; ablation 8)"},
+    "first_seed": {
+        "type": positive_integer,
+        "metavar": "S",
+        "help": "minatar: the seeds are S, S + 1, ... (default: from 0); choose settings on others than are shown",
+    },
     "preset": {"metavar": "P", "help": "settings of the algorithms that name none (default: default)"},
     "workers": {
         "type": positive_integer,
@@ -124,7 +129,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "minatar, noise, ablation and grid", "Give the same command again to continue a training that was stopped."
     )
     for name, arguments in _OWN_OPTIONS.items():
-        own.add_argument(f"--{name}", **arguments)
+        own.add_argument(_flag(name), **arguments)
     parser.set_defaults(run=reproduce)
 
 
@@ -194,11 +199,16 @@ def _own_options(options: argparse.Namespace, experiment: Experiment) -> dict[st
     """The options given that only some experiments accept; refused where they do not apply."""
     given = {name: getattr(options, name) for name in _OWN_OPTIONS if getattr(options, name) is not None}
     if given and options.draw_only:
-        raise CapoError(f"--{next(iter(given))} does not apply to --draw-only, which draws everything there is")
+        raise CapoError(f"{_flag(next(iter(given)))} does not apply to --draw-only, which draws everything there is")
     for name in given:
         if name not in experiment.OPTIONS:
-            raise CapoError(f"--{name} does not apply to {options.experiment}")
+            raise CapoError(f"{_flag(name)} does not apply to {options.experiment}")
     return given
+
+
+def _flag(name: str) -> str:
+    """An option as it is typed."""
+    return "--" + name.replace("_", "-")
 
 
 def find(name: str) -> Experiment:

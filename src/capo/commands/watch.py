@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from capo.commands.common import Subparsers, add_allow_import, add_command, positive_integer
+from capo.commands.common import Subparsers, add_action_rule, add_allow_import, add_command, positive_integer
 
 EXAMPLES = """examples:
   capo watch runs/minatar-breakout-ncapo-1 --out play.gif
@@ -32,7 +32,7 @@ def add_parser(subparsers: Subparsers) -> None:
     option("--episodes", type=positive_integer, default=1, metavar="N", help="episodes to show (default: 1)")
     option("--steps", type=positive_integer, default=1000, metavar="N", help="stop after N steps (default: 1000)")
     option("--per-second", type=float, default=15.0, metavar="X", help="steps per second (default: 15)")
-    option("--deterministic", action="store_true", help="take the most likely action instead of sampling")
+    add_action_rule(option)
     option("--train-seed", type=int, metavar="S", help="training seed whose policy plays (default: the first)")
     option("--seed", type=int, default=0, help="seed of the environment (default: 0)")
     add_allow_import(option)
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.out,
         arguments.episodes,
         arguments.steps,
-        arguments.deterministic,
+        agent.takes_best(arguments.deterministic),
         arguments.seed,
         arguments.per_second,
     )

@@ -26,7 +26,7 @@ from capo.report.series import Kind, kind_names
 from capo.runs.records import Curve, Record, covered
 
 DATA = ("*-*.json",)
-OPTIONS = (*training.OPTIONS, "algos", "settings", "seconds")
+OPTIONS = (*training.OPTIONS, "first_seed", "algos", "settings", "seconds")
 SETTINGS = ("best", "paper", "causes")
 # Of the presets of one algorithm: share of black in its colour, and a marker. Dashed curves are the paper's.
 STYLES = ((0.0, ""), (0.5, "o"), (0.25, "^"), (0.7, "s"))
@@ -55,7 +55,7 @@ def run(
         settings: best; paper: the paper's presets on its four games; causes: one change of them at a time.
         workers, on, gpus: see :class:`training.Where`.
         seconds: that each training may take; see :mod:`capo.experiments.together`.
-        **sizes: frames, seeds, and the preset of the algorithms that name none.
+        **sizes: frames, seeds, first_seed, and the preset of the algorithms that name none.
     """
     plan = (QUICK if quick else Plan()).with_options(**sizes)
     training.known("settings", settings, SETTINGS)

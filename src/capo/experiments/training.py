@@ -49,6 +49,7 @@ class Plan:
 
     Attributes:
         frames: per seed; the default is the paper's.
+        first_seed: the others follow it.
         evaluations: during training, evenly spaced.
         episodes: of each of those, per seed.
         final_episodes: of the evaluation after training, per seed; as many as ``episodes`` share one program.
@@ -61,6 +62,7 @@ class Plan:
     episodes: int = 100
     final_episodes: int = 100
     quick: bool = False
+    first_seed: int = 0
 
     def with_options(self, **given: Any) -> Plan:
         """The plan with what the user gave."""
@@ -180,7 +182,8 @@ class Job:
                 settings.
         """
         done = {entry["seed"] for entry in self._stored().get("seeds", ())}
-        left = [seed for seed in range(self.plan.seeds) if seed not in done]
+        first = self.plan.first_seed
+        left = [seed for seed in range(first, first + self.plan.seeds) if seed not in done]
         for path, config in self._stopped():
             if set(config["seeds"]) <= set(left):
                 wanted = {"eval_every": self.eval_every, "eval_episodes": self.plan.episodes}
@@ -218,14 +221,18 @@ class Job:
         """How it is evaluated, in numbers."""
         plan = asdict(self.plan)
         numbers = {key: plan[key] for key in ("evaluations", "episodes", "final_episodes")}
-        return {**numbers, "deterministic": not registry.find(self.algorithm).algorithm.samples}
+        return {**numbers, "deterministic": registry.evaluates_best(self.algorithm, self._settings())}
 
     def _changes(self, then: Mapping[str, Any]) -> list[str]:
         """Settings that are not those a training would have now, in words; the horizon is the plan's."""
-        base = registry.find(self.algorithm).settings.preset(self.preset, self.env)
-        now = override(base, self.settings).to_dict()
+        now = self._settings()
         del now["horizon"]
         return _differences(now, registry.all_settings(self.algorithm, then))
+
+    def _settings(self) -> Row:
+        """The settings that a training would have now."""
+        base = registry.find(self.algorithm).settings.preset(self.preset, self.env)
+        return override(base, self.settings).to_dict()
 
     def _stopped(self) -> list[tuple[Path, Row]]:
         """Folders of runs that were begun, with their config.json."""

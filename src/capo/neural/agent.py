@@ -230,7 +230,7 @@ class Agent(StoredAgent):
         if setup.eval_every is None:
             return None
         key = stream_key(0, EVALUATE_STREAM)
-        return Evaluations(setup.eval_every, partial(self._returns, learner, key, setup.eval_episodes, False))
+        return Evaluations(setup.eval_every, partial(self._returns, learner, key, setup.eval_episodes, None))
 
     def close(self) -> None:
         """Close the training environments and let others have the run's folder.

@@ -106,7 +106,8 @@ class Player(ABC):
                 last k of them, joined along the last axis, the oldest first.
             state: handed back unchanged; the policy has no memory.
             episode_start: not used, for the same reason.
-            deterministic: take the most likely action instead of sampling.
+            deterministic: take the most likely action instead of sampling (the setting ``evaluation`` is about
+                evaluations alone).
             action_masks: (actions,) or (batch, actions), true where an action is allowed; needed if the
                 environment has masks.
 
@@ -188,7 +189,7 @@ class Player(ABC):
         return jax.jit(partial(algorithm.probabilities, params))
 
     def _returns(
-        self, learner: Learner, key: Array, episodes: int, deterministic: bool, group: SeedGroup
+        self, learner: Learner, key: Array, episodes: int, deterministic: bool | None, group: SeedGroup
     ) -> NDArray:
         """Returns (seeds, episodes) of a group without its diverged seeds.
 
@@ -197,6 +198,12 @@ class Player(ABC):
         keys = jax.vmap(partial(jax.random.fold_in, key))(np.asarray(group.seeds))
         returns = learner.evaluate(learner.playable(group.start(learner)), keys, episodes, deterministic)
         return returns[[index for index, seed in enumerate(group.seeds) if seed not in group.diverged]]
+
+    def takes_best(self, deterministic: bool | None) -> bool:
+        """Whether an evaluation takes the best actions: as it is told, or else as the settings say."""
+        if deterministic is None:
+            return self.learner.algorithm.evaluates_best
+        return deterministic or not self.samples
 
     def check_episodes(self, episodes: int) -> int:
         """The episodes of an evaluation, refused if they are too many.
@@ -208,7 +215,7 @@ class Player(ABC):
         self.learner.check_evaluation(episodes)
         return episodes
 
-    def evaluate(self, episodes: int = 100, *, deterministic: bool = False, seed: int = 0) -> Evaluation:
+    def evaluate(self, episodes: int = 100, *, deterministic: bool | None = None, seed: int = 0) -> Evaluation:
         """Play whole episodes with the policy of every seed, without exploration.
 
         On a jitted environment all seeds play at once, in one program that is compiled once per number of
@@ -217,7 +224,8 @@ class Player(ABC):
 
         Args:
             episodes: per trained seed.
-            deterministic: take the most likely action instead of sampling.
+            deterministic: take the most likely action (True) or sample (False); by default as the setting
+                ``evaluation`` says.
             seed: of the evaluation itself; the same seed gives the same episodes on a jitted environment.
 
         Returns:
@@ -239,7 +247,7 @@ class Player(ABC):
         key = stream_key(seed, EVALUATE_STREAM)
         returns = [self._returns(learner, key, episodes, deterministic, group) for group in groups]
         frames = min(group.iteration for group in groups) * self.config.frames_per_iteration
-        greedy = deterministic or not self.samples
+        greedy = self.takes_best(deterministic)
         return Evaluation(np.concatenate(returns).astype(np.float64), seeds, greedy, frames, diverged)
 
     def watch(
@@ -248,7 +256,7 @@ class Player(ABC):
         *,
         episodes: int = 1,
         steps: int = 1000,
-        deterministic: bool = False,
+        deterministic: bool | None = None,
         seed: int = 0,
         per_second: float = 15.0,
     ) -> list[float]:
@@ -258,7 +266,7 @@ class Player(ABC):
             path: the GIF file.
             episodes: how many are shown.
             steps: how many are shown at most.
-            deterministic: take the most likely action instead of sampling.
+            deterministic: take the most likely action (True) or sample (False); by default as :meth:`evaluate`.
             seed: of the game.
             per_second: steps per second.
 
@@ -269,7 +277,7 @@ class Player(ABC):
         path = as_path("watch", path)
         film.check_target(path, per_second)
         episodes, steps = whole("episodes", episodes), whole("steps", steps)
-        return film.record(self, path, episodes, steps, deterministic, seed, per_second).scores
+        return film.record(self, path, episodes, steps, self.takes_best(deterministic), seed, per_second).scores
 
 
 def stream_key(seed: int, stream: int) -> Array:

@@ -148,7 +148,7 @@ def _unlike_remarks(environments: Sequence[str], series: Sequence[Series]) -> li
             lengths = ", ".join(f"{label} {number:,}" for label, number in frames.items())
             remarks.append(f"The runs on {env} have different lengths (frames: {lengths}).")
         # An algorithm whose policy does not sample can be measured in one way only.
-        choosing = [record for one in own for record in one.records if samples(one.algorithm)]
+        choosing = [record for one in own for record in one.records if samples(one.algorithm, {})]
         ways = {_way(record): text for record in choosing if (text := wording.final_score(record))}
         if len(ways) > 1:
             remarks.append(

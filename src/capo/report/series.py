@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -35,10 +36,9 @@ def colour(algorithm: str) -> str:
     return (row.dark_colour or row.colour) if row else _MORE_COLOURS[0]
 
 
-def samples(algorithm: str) -> bool:
-    """Whether an algorithm's policy samples its actions; assumed of those that are not capo's."""
-    row = registry.ROWS.get(algorithm)
-    return row.algorithm.samples if row else True
+def samples(algorithm: str, settings: Mapping[str, Any]) -> bool:
+    """Whether evaluations sample actions; assumed of algorithms that are not capo's."""
+    return algorithm not in registry.ROWS or not registry.evaluates_best(algorithm, settings)
 
 
 def kind_names(kinds: Iterable[Kind]) -> dict[Kind, str]:

@@ -18,7 +18,7 @@ def protocol(record: Record) -> dict[str, str]:
         found["Training curve"] = training_curve(record.settings)
         found["Sticky actions"] = sticky_actions(record.env)
         if record.episodes is not None:
-            found["Evaluation curve"] = evaluation(record.episodes, samples(record.algorithm))
+            found["Evaluation curve"] = evaluation(record.episodes, samples(record.algorithm, record.settings))
     if record.finals:
         found["Final score"] = final_score(record)
     return found
@@ -30,7 +30,9 @@ def final_score(record: Record) -> str:
         return f"training episodes of the last {TRAINING_END:.0%} of frames, with exploration (no evaluation)"
     if record.final_episodes is None:
         return record.protocol.get("Final score", "")
-    greedy = not samples(record.algorithm) if record.deterministic is None else record.deterministic
+    greedy = (
+        not samples(record.algorithm, record.settings) if record.deterministic is None else record.deterministic
+    )
     return evaluation(record.final_episodes, not greedy)
 
 

@@ -149,6 +149,11 @@ class Algorithm(ABC):
         del params
         return ()
 
+    def played(self, state: TrainState) -> Params:
+        """The networks that evaluate, predict and are exported."""
+        params: Params = state.params
+        return params
+
     @abstractmethod
     def init_optimiser(self, params: Params) -> PyTree:
         """The optimiser's state."""
@@ -162,6 +167,11 @@ class Algorithm(ABC):
         return state
 
     # Acting -----------------------------------------------------------------------------------------------
+
+    @property
+    def evaluates_best(self) -> bool:
+        """Whether an evaluation takes the best actions if it is not told what to take."""
+        return not self.samples or getattr(self.config, "evaluation", "sampled") == "best"
 
     def acting_params(self, params: Params) -> Params:
         """The networks that :meth:`action_scores` and :meth:`behaviour` need."""

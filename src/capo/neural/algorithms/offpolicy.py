@@ -147,11 +147,18 @@ class OffPolicy(Algorithm):
         return params
 
     def init_target(self, params: Params) -> Params:
-        """Copies of the critic (or its head), and of the policy if the config has a target network for it."""
+        """Copies of the critic (or its head), of the policy if the config has a target network for it, and the
+        running average of all networks if there is one."""
         target = {"critic": self._target_critic(params)}
+        if self.config.tau_average < 1:
+            target["average"] = params
         if self.config.target_from == "target-network":
             target["actor"] = networks.select(params, "actor")
         return jax.tree.map(jnp.copy, target)
+
+    def played(self, state: TrainState) -> Params:
+        average: Params = state.target.get("average", state.params)
+        return average
 
     def init_optimiser(self, params: Params) -> PyTree:
         return self.optimiser().init(params)
@@ -206,7 +213,8 @@ class OffPolicy(Algorithm):
         entropy = self.own.schedule("entropy", self.progress(iteration))
         if entropy is None:
             entropy = schedules.decay(config.entropy, config.entropy_schedule, self.progress(iteration))
-        target = networks.prepare(self.network, state.target)
+        used = {name: network for name, network in state.target.items() if name != "average"}
+        target = networks.prepare(self.network, used)
 
         def steps(train: Trained, key: Array, carry: Carry) -> tuple[Carry, Metrics]:
             def step(carry: Carry, index: Array) -> tuple[Carry, Metrics]:
@@ -338,6 +346,8 @@ class OffPolicy(Algorithm):
         moved = {"critic": _polyak(target["critic"], self._target_critic(params), self.config.tau_q)}
         if "actor" in target:
             moved["actor"] = _polyak(target["actor"], networks.select(params, "actor"), self.config.tau_policy)
+        if "average" in target:
+            moved["average"] = _polyak(target["average"], params, self.config.tau_average)
         return moved
 
     def _target_critic(self, params: Params) -> Params:

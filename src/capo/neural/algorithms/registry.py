@@ -81,6 +81,15 @@ def all_settings(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     return find(name).settings().to_dict() | dict(settings)
 
 
+def evaluates_best(name: str, settings: Mapping[str, Any]) -> bool:
+    """Whether evaluations of an algorithm with these settings take the best actions rather than sample.
+
+    >>> evaluates_best("ncapo", {}), evaluates_best("ncapo", {"evaluation": "best"}), evaluates_best("pqn", {})
+    (False, True, True)
+    """
+    return not find(name).algorithm.samples or settings.get("evaluation") == "best"
+
+
 def load(path: str | Path, env: Any = None, *, eval_env: Any = None, trust: bool = False, **own: Any) -> Agent:
     """The agent of a run's folder or of a saved file, whatever its algorithm; see :meth:`Agent.load`."""
     saved = checkpoint.find(path)

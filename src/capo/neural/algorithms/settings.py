@@ -59,6 +59,7 @@ TargetFrom = Literal["current", "target-network"]
 TargetCritic = Literal["full", "head"]
 Critic = Literal["mean", "categorical"]
 Updates = Literal["joint", "separate"]
+Evaluation = Literal["sampled", "best"]
 
 
 @dataclass(frozen=True)
@@ -239,6 +240,9 @@ class ActorCriticSettings(CommonSettings):
     """Weight of the policy's entropy in the actor's objective, at the start of training."""
     entropy_schedule: Schedule = "constant"
     """constant, or linear: the weight of the entropy falls to 0 at the horizon."""
+    evaluation: Evaluation = "sampled"
+    """How evaluations choose actions, those of the training curve too: sampled from the policy, or the best (most
+    likely) one. predict samples unless it is told otherwise."""
 
 
 @dataclass(frozen=True)
@@ -326,6 +330,9 @@ class RetraceSettings(EpsilonSettings, ActorCriticSettings):
     """How far the critic's target network moves towards the critic, once per iteration; 1 copies it."""
     tau_policy: TracedFraction = 1.0
     """How far the policy's target network moves towards the policy, once per iteration; 1 copies it."""
+    tau_average: Fraction = 1.0
+    """How far the averaged networks move towards the trained ones, once per iteration. Evaluations, predict and
+    export take the averaged ones, training never does. 1: there are none, the trained ones are taken."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

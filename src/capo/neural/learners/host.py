@@ -221,7 +221,7 @@ class HostLearner(Learner):
         kept, self._kept, self._expected = self._kept, None, None
         return kept
 
-    def evaluate(self, params: PyTree, keys: Array, episodes: int, deterministic: bool = False) -> NDArray:
+    def evaluate(self, params: PyTree, keys: Array, episodes: int, deterministic: bool | None = None) -> NDArray:
         """See :class:`Learner`; every copy of the environment plays the same number of episodes.
 
         Fresh copies are played where they can be made; otherwise the training environments are, and training
@@ -233,9 +233,10 @@ class HostLearner(Learner):
             self.close()
             envs = self.eval_env.open(n)
         policy = jax.tree.map(lambda leaf: leaf[0], params)
+        best = self.algorithm.evaluates_best if deterministic is None else deterministic
         try:
             with failure_context(f"{self.eval_env.name}, in the evaluation", "The agent is as it was before"):
-                return self._play(envs, policy, keys[0], episodes, deterministic)[None]
+                return self._play(envs, policy, keys[0], episodes, best)[None]
         finally:
             envs.close()
 

@@ -269,13 +269,14 @@ class JittedLearner(Learner):
                 f"{int(0.8 * free / each):,} episodes fit"
             )
 
-    def evaluate(self, params: PyTree, keys: Array, episodes: int, deterministic: bool = False) -> NDArray:
+    def evaluate(self, params: PyTree, keys: Array, episodes: int, deterministic: bool | None = None) -> NDArray:
         """See :class:`Learner`. Each of ``episodes`` environments plays exactly one episode.
 
         So short episodes count no more than long ones, and a seed's episodes depend on its own key alone.
         """
         params = self.place(params)
-        returns, running = self._evaluate(params, keys, episodes=episodes, deterministic=deterministic)
+        best = self.algorithm.evaluates_best if deterministic is None else deterministic
+        returns, running = self._evaluate(params, keys, episodes=episodes, deterministic=best)
         warn_of_endless(self.eval_env.name, int(np.sum(running)), running.size)
         return np.asarray(returns)
 

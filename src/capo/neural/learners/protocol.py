@@ -102,14 +102,14 @@ class Learner(ABC):
         """
 
     @abstractmethod
-    def evaluate(self, params: PyTree, keys: Array, episodes: int, deterministic: bool = False) -> NDArray:
+    def evaluate(self, params: PyTree, keys: Array, episodes: int, deterministic: bool | None = None) -> NDArray:
         """Play whole episodes with the policies of all seeds, without exploration.
 
         Args:
             params: from :meth:`playable`, networks of all seeds, each leaf with the leading axis K.
             keys: (K, 2) raw random keys, one per seed.
             episodes: per seed.
-            deterministic: take the most likely action instead of sampling.
+            deterministic: take the most likely action (True) or sample (False); by default as the settings say.
 
         Returns:
             (K, episodes) undiscounted returns.
@@ -153,7 +153,8 @@ class Learner(ABC):
 
     def playable(self, state: TrainState) -> PyTree:
         """What :meth:`evaluate` needs of a state: the networks, and how observations are normalised."""
-        return Playable(state.params, state.normaliser) if self.config.normalise_observations else state.params
+        params = self.algorithm.played(state)
+        return Playable(params, state.normaliser) if self.config.normalise_observations else params
 
     def policy_params(self, state: TrainState, seed_index: int) -> PyTree:
         """The same of one seed, for :meth:`act`."""
