@@ -20,6 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from suite_parts.tasks import TASKS, register
 
 from capo import envs
@@ -28,7 +29,7 @@ from capo.neural.algorithms.ncapo import NCAPOAlgorithm, NCAPOConfig
 from capo.neural.algorithms.offpolicy import Targets
 from capo.neural.algorithms.settings import override
 from capo.neural.learners import make_learner
-from capo.neural.parts import certainty, networks, policies
+from capo.neural.parts import certainty, networks, optimisers, policies
 from capo.neural.parts.replay import Rollout
 
 OPTIONS: dict[str, Any] = {
@@ -41,6 +42,7 @@ OPTIONS: dict[str, Any] = {
     "rare": 0.0,  # the noise of an action is divided by (A mu)^rare: what is rarely taken is known less
     "actor_rate": 1.0,  # the actor's learning rate over the critic's
     "sign_tau": 0.0,  # signs come from a critic averaged with this step per iteration
+    "clip_each": False,  # actor and critic each clip their own gradient
     "recency": 1.0,  # age of the rollouts drawn: uniform to this power
 }
 # What NCAPO's default on vectors was before it had certain signs.
@@ -122,6 +124,20 @@ class Trial(NCAPOAlgorithm):
         if self.options["memory"]:
             params["memory"] = {"kernel": np.zeros(1, np.float32)}
         return params
+
+    def optimiser(self) -> optax.GradientTransformation:
+        if not self.options["clip_each"]:
+            return super().optimiser()
+        limit, epsilon = self.config.max_grad_norm, self.config.optimiser_epsilon
+
+        def update(grads: Any, state: Any, params: Any = None) -> Any:
+            del params
+            norms = {name: optimisers.global_norm(part) for name, part in grads.items()}
+            scale = {name: jnp.minimum(limit / (norm + 1e-6), 1.0) for name, norm in norms.items()}
+            return {name: jax.tree.map(lambda g, s=scale[name]: s * g, part) for name, part in grads.items()}, state
+
+        clip = optax.GradientTransformation(lambda _: optax.EmptyState(), update)
+        return optimisers.make(self.config.optimiser, clip, epsilon=epsilon)
 
     def acting_params(self, params: Any) -> Any:
         acting = super().acting_params(params)
@@ -268,7 +284,8 @@ def train(
             curve.append(total / episodes if episodes else math.nan)
             if verbose:
                 seen = {name: float(np.sqrt(logged[name].mean())) for name in ("noise", "spread", "advantage_square")}
-                seen |= {name: float(logged[name].mean()) for name in ("rewarded", "entropy", "certainty", "value", "grad_norm")}
+                also = ("rewarded", "entropy", "certainty", "value", "actor_loss", "grad_norm")
+                seen |= {name: float(logged[name].mean()) for name in also}
                 print(part, f"{curve[-1]:.4g}", " ".join(f"{k} {v:.3g}" for k, v in seen.items()), flush=True)
         if hasattr(learner, "close"):
             learner.close()
