@@ -37,6 +37,7 @@ OPTIONS: dict[str, Any] = {
     "coordinates": "all",  # or taken: the taken actions only
     "unsure_entropy": 0.0,  # weight of the entropy where signs are uncertain
     "memory": 0.0,  # iterations over which the noise of returns is remembered: the larger of now and its mean
+    "remember": 1.0,  # part of the remembered noise that counts in the signs
     "bootstrap": 0.0,  # part of the heads that do not learn from a rollout
     "prior": 0.0,  # size of the heads' fixed random parts, in remembered deviations of the noise
     "rare": 0.0,  # the noise of an action is divided by (A mu)^rare: what is rarely taken is known less
@@ -99,7 +100,8 @@ class Trial(NCAPOAlgorithm):
             sign = super().certain_signs(batch, targets)
         else:
             if self.options["memory"]:
-                noise = jnp.maximum(noise, jax.lax.stop_gradient(self._params["memory"]["kernel"][0]))
+                remembered = jax.lax.stop_gradient(self._params["memory"]["kernel"][0])
+                noise = jnp.maximum(noise, self.options["remember"] * remembered)
             noise = jnp.square(self.config.noise_uncertainty) * noise
             if self.options["rare"]:
                 epsilon = self.config.epsilon_final
