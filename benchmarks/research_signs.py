@@ -38,6 +38,7 @@ OPTIONS: dict[str, Any] = {
     "unsure_entropy": 0.0,  # weight of the entropy where signs are uncertain
     "memory": 0.0,  # iterations over which the noise of returns is remembered: the larger of now and its mean
     "remember": 1.0,  # part of the remembered noise that counts in the signs
+    "mean_noise": False,  # the noise is that of the heads' mean, in which their fixed parts cancel
     "bootstrap": 0.0,  # part of the heads that do not learn from a rollout
     "prior": 0.0,  # size of the heads' fixed random parts, in remembered deviations of the noise
     "rare": 0.0,  # the noise of an action is divided by (A mu)^rare: what is rarely taken is known less
@@ -86,9 +87,10 @@ class Trial(NCAPOAlgorithm):
     options: dict[str, Any]
 
     def certain_signs(self, batch: Rollout, targets: Targets) -> Array:
-        own = self.options["memory"] or self.options["rare"]
+        own = self.options["memory"] or self.options["rare"] or self.options["mean_noise"]
         q = targets.q
-        noise = jnp.mean(jnp.square(targets.returns - policies.taken_column(q, batch.action)))
+        errors = targets.returns - policies.taken_column(q, batch.action)
+        noise = jnp.mean(jnp.square(errors.mean(axis=-1) if self.options["mean_noise"] else errors))
         mean, variance = certainty.advantage_belief(targets.log_pi, q, self.network.factors)
         self._seen = {
             "noise": jnp.full(batch.reward.shape, noise),
