@@ -41,6 +41,9 @@ OPTIONS: dict[str, Any] = {
     "mean_noise": False,  # the noise is that of the heads' mean, in which their fixed parts cancel
     "bootstrap": 0.0,  # part of the heads that do not learn from a rollout
     "prior": 0.0,  # size of the heads' fixed random parts, in remembered deviations of the noise
+    "spread_floor": 0.0,  # uncertainty of every sign, in remembered deviations of the returns
+    "prior_units": "noise",  # or returns: what the fixed random parts are measured in
+    "match": 0.0,  # an action keeps so many times P(A > 0) / A of probability
     "rare": 0.0,  # the noise of an action is divided by (A mu)^rare: what is rarely taken is known less
     "actor_rate": 1.0,  # the actor's learning rate over the critic's
     "sign_tau": 0.0,  # signs come from a critic averaged with this step per iteration
@@ -94,6 +97,7 @@ class Trial(NCAPOAlgorithm):
         mean, variance = certainty.advantage_belief(targets.log_pi, q, self.network.factors)
         self._seen = {
             "noise": jnp.full(batch.reward.shape, noise),
+            "scale": jnp.full(batch.reward.shape, jnp.var(self.over_heads(targets.returns))),
             "spread": variance.mean(-1),
             "advantage_square": jnp.square(mean).mean(-1),
             "rewarded": (batch.reward > 0).astype(jnp.float32),
@@ -110,7 +114,16 @@ class Trial(NCAPOAlgorithm):
                 often = (1.0 - epsilon) * self.network.n_actions * jnp.exp(targets.log_pi) + epsilon
                 noise = noise / often ** self.options["rare"]
             variance = variance + noise
+            if self.options["spread_floor"]:
+                scale = jnp.maximum(
+                    jnp.var(self.over_heads(targets.returns)),
+                    jax.lax.stop_gradient(self._params["memory"]["kernel"][1]),
+                )
+                variance = variance + self.options["spread_floor"] ** 2 * scale
             sign = certainty.expected_sign(mean + self.config.optimism * jnp.sqrt(variance), variance)
+        if self.options["match"]:
+            kept = self.options["match"] * 0.5 * (1.0 + sign) / self.network.n_actions
+            sign = jnp.where((sign < 0) & (jnp.exp(targets.log_pi) < kept), -sign, sign)
         if self.options["shape"] == "linear":
             sign = math.sqrt(2.0) * jax.scipy.special.erfinv(jnp.clip(sign, -0.9999, 0.9999))
         if self.options["coordinates"] == "taken":
@@ -126,7 +139,7 @@ class Trial(NCAPOAlgorithm):
     def init_params(self, rng: np.random.Generator) -> Any:
         params = super().init_params(rng)
         if self.options["memory"]:
-            params["memory"] = {"kernel": np.zeros(1, np.float32)}
+            params["memory"] = {"kernel": np.zeros(2, np.float32)}
         return params
 
     def optimiser(self) -> optax.GradientTransformation:
@@ -164,7 +177,8 @@ class Trial(NCAPOAlgorithm):
         half = networks.dense(rng, self.network.n_features, n_actions * heads // 2, scale=1.0)["kernel"]
         head = {"kernel": np.concatenate([half, -half], axis=1), "bias": np.zeros(n_actions * heads, np.float32)}
         q = self.critic.values(networks.outputs(self.network, {"body": body, "head": head}, inputs))
-        return self.options["prior"] * jnp.sqrt(jax.lax.stop_gradient(params["memory"]["kernel"][0])) * q
+        unit = jax.lax.stop_gradient(params["memory"]["kernel"][int(self.options["prior_units"] == "returns")])
+        return self.options["prior"] * jnp.sqrt(unit) * q
 
     def slow_policy_and_q(self, params: Any, target: Any, inputs: Any, *rest: Any) -> Any:
         log_pi, q = super().slow_policy_and_q(params, target, inputs, *rest)
@@ -186,10 +200,10 @@ class Trial(NCAPOAlgorithm):
     def learn(self, state: Any, rollouts: Rollout, iteration: Any, key: Array) -> Any:
         state, metrics = super().learn(state, rollouts, iteration, key)
         if self.options["memory"]:
-            old = state.params["memory"]["kernel"][0]
+            old = state.params["memory"]["kernel"]
             step = jnp.maximum(1.0 / self.options["memory"], 1.0 / (iteration.as_float() + 1.0))
-            new = old + step * (metrics["noise"] - old)
-            state = replace(state, params={**state.params, "memory": {"kernel": new[None]}})
+            new = old + step * (jnp.stack([metrics["noise"], metrics["scale"]]) - old)
+            state = replace(state, params={**state.params, "memory": {"kernel": new}})
         return state, metrics
 
     def gradient_step(self, params: Any, opt_state: Any, *rest: Any) -> Any:
@@ -287,7 +301,7 @@ def train(
             total = np.nansum(logged["episodes"] * np.nan_to_num(logged["episode_return"]))
             curve.append(total / episodes if episodes else math.nan)
             if verbose:
-                seen = {name: float(np.sqrt(logged[name].mean())) for name in ("noise", "spread", "advantage_square")}
+                seen = {name: float(np.sqrt(logged[name].mean())) for name in ("noise", "scale", "spread", "advantage_square")}
                 also = ("rewarded", "entropy", "certainty", "value", "actor_loss", "grad_norm")
                 seen |= {name: float(logged[name].mean()) for name in also}
                 print(part, f"{curve[-1]:.4g}", " ".join(f"{k} {v:.3g}" for k, v in seen.items()), flush=True)
