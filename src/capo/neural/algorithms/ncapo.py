@@ -355,11 +355,15 @@ class NCAPOAlgorithm(OffPolicy):
         if n == 0:
             return log_mu
         inputs = networks.inputs(self.network, obs[:n])
-        q = self.critic.values(networks.outputs(self.network, acting["critic"], inputs))
+        q = self.head_values(acting, inputs)
         if self.critic.n_heads > 1:
             q = q[jnp.arange(n), jnp.arange(n) % self.critic.n_heads]
         scores = policies.masked(q, inputs.mask)
         return log_mu.at[:n].set(policies.epsilon_greedy(scores, epsilon, inputs.mask, self.network.factors))
+
+    def head_values(self, acting: Params, inputs: Inputs) -> Array:
+        """What the critic's heads say (..., M, A), or its only one (..., A)."""
+        return self.critic.values(networks.outputs(self.network, acting["critic"], inputs))
 
     # Learning ---------------------------------------------------------------------------------------------
 
