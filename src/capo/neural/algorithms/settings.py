@@ -59,6 +59,7 @@ TargetFrom = Literal["current", "target-network"]
 TargetCritic = Literal["full", "head"]
 Critic = Literal["mean", "categorical"]
 Updates = Literal["joint", "separate"]
+Overlap = Literal["none", "acting", "learning"]
 
 
 @dataclass(frozen=True)
@@ -220,6 +221,11 @@ class CommonSettings(Settings):
     """How many of an episode's last observations the networks see, joined along the last axis."""
     time_limit: PeriodOrZero = 0
     """Steps after which an episode is truncated, in training and evaluation; 0 sets no limit."""
+    overlap: Overlap = "none"
+    """What happens while environments of the host are stepped. none: nothing. acting: they are stepped in two
+    groups, so that the device chooses actions for one while the other is stepped in its own threads (Atari).
+    learning: besides, an iteration's rollouts are collected with the networks from before the last iteration's
+    learning, which goes on meanwhile; its actions are one iteration behind."""
 
     @property
     def frames_per_iteration(self) -> int:
