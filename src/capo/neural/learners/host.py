@@ -155,6 +155,7 @@ class HostLearner(Learner):
         self._closing: weakref.finalize[[], HostLearner] | None = None
         self._expected: tuple[int, int] | None = None  # key and iteration that the collector stands at
         self._behave = jax.jit(self._behave_jitted)
+        self._begin = jax.jit(_begin_jitted)
         self._act_on_frames = jax.jit(self._act_on_frames_jitted)
         self._steps: dict[int, Any] = {}  # compiled, by era
         self._kept: TrainState | None = None
@@ -191,12 +192,11 @@ class HostLearner(Learner):
             self._open_collector(_position(state))
         collector = self._collector
         assert collector is not None
-        first, key = state.reached, state.key[0]
+        first = state.reached
         for now in range(first, first + iterations):
             epsilon = self.algorithm.exploration(np.float32(now * self.frames_per_iteration))
-            collect_key = jax.random.split(Iteration.number(now).fold_into(key))[0]
             acting = state.behind or self._acting(state)
-            args = (*jax.tree.map(lambda leaf: leaf[0], acting), collect_key, epsilon)
+            args = (*self._begin(acting, state.key, Iteration.of(np.int32(now % ERA), now // ERA)), epsilon)
             try:
                 rollouts, episodes = self._collect(collector, args)
             except EnvironmentFailed as error:
@@ -377,6 +377,12 @@ class HostLearner(Learner):
         self._collector = None
         if self._closing is not None:
             self._closing()
+
+
+def _begin_jitted(acting: PyTree, keys: Array, iteration: Iteration) -> tuple[PyTree, PyTree, Array]:
+    """Acting networks and normaliser of the only seed, and the key of an iteration's actions."""
+    params, normaliser = jax.tree.map(lambda leaf: leaf[0], acting)
+    return params, normaliser, jax.random.split(iteration.fold_into(keys[0]))[0]
 
 
 def _close(groups: Sequence[HostVector]) -> None:
