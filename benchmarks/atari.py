@@ -45,18 +45,21 @@ PEER = {"ppo": "PPO", "dqn": "DQN", "ncapo": "DQN"}
 Advance = Callable[[int], None]
 
 
-def capo_side(case: str) -> tuple[Advance, int]:
+def capo_side(case: str, precision: str) -> tuple[Advance, int]:
     """A function that trains for so many frames, and the number of parameters."""
     import capo
 
     name = f"ALE/{GAME}-v5"
-    common: dict[str, Any] = {"network": "nature", "horizon": HORIZON, "n_envs": N_ENVS}
+    common: dict[str, Any] = {"network": "nature", "horizon": HORIZON, "n_envs": N_ENVS, "overlap": "acting"}
+    common |= {"precision": precision}
     off_policy = {"rollout_length": 4, "gradient_steps": 8, "learning_rate": 1e-4, "width": 512}
     agent: Any
     if case == "ppo":
-        agent = capo.PPO(name, "atari", **common)
+        settings = {"rollout_length": 128, "batch_size": 256, "epochs": 4, "learning_rate": 2.5e-4}
+        agent = capo.PPO(name, "atari", **common, **settings)
     elif case == "ncapo":
         settings = off_policy | {"batch_size": 8, "replay_rollouts": 1024, "layer_norm": False}
+        settings |= {"critic_heads": 1, "explorers": 0.0}
         agent = capo.NCAPO(name, "atari", **common, **settings)
     else:
         parts = dict.fromkeys(("distributional", "double", "dueling", "noisy", "prioritised"), False)
@@ -121,10 +124,10 @@ def timed(advance: Advance, frames: int) -> dict[str, float]:
     return seconds | {"load": os.getloadavg()[0]}
 
 
-def measure(case: str, frames: int, rounds: int) -> dict[str, Any]:
+def measure(case: str, frames: int, rounds: int, precision: str) -> dict[str, Any]:
     """The times of both sides, round by round, and the ratios of their medians (above 1: capo is faster)."""
     threads = fastest_torch_threads()
-    sides = {"capo": capo_side(case), "sb3": sb3_side(case)}
+    sides = {"capo": capo_side(case, precision), "sb3": sb3_side(case)}
     times: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
     for advance, _ in sides.values():
         advance(1024)  # compiles, and fills the replay beyond the start of learning
@@ -134,6 +137,7 @@ def measure(case: str, frames: int, rounds: int) -> dict[str, Any]:
             print(f"{case:6s} {side:5s} {frames / times[side][-1]['wall']:8.1f} frames/s", flush=True)
     return {
         "frames": frames,
+        "precision": precision,
         "parameters": {side: count for side, (_, count) in sides.items()},
         "torch_threads": threads,
         "seconds": times,
@@ -191,13 +195,14 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=FRAMES, default=list(FRAMES))
     parser.add_argument("--frames", type=int, help="timed frames per round (default: 4096 for PPO, else 2048)")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32", help="of capo's side")
     parser.add_argument("--table", action="store_true", help="run nothing")
     options = parser.parse_args()
     rows: dict[str, Any] = {}
     if options.out and options.out.exists():
         rows = json.loads(options.out.read_text())["cases"]
     for case in () if options.table else options.cases:
-        rows[case] = measure(case, options.frames or FRAMES[case], options.rounds)
+        rows[case] = measure(case, options.frames or FRAMES[case], options.rounds, options.precision)
         if options.out:
             write(options.out, rows)
     print(table(rows))

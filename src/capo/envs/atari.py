@@ -11,6 +11,7 @@ scores of the training curve are those of whole games. Evaluations play whole ga
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,7 @@ class AtariEnv:
     """
 
     jitted = False
+    splits = True
     truncates = True
     masked = False
     factors: tuple[int, ...] = ()
@@ -101,6 +103,7 @@ class AtariEnv:
             return AtariVectorEnv(
                 self._game,
                 n,
+                num_threads=min(n, usable_cores()),  # of those that this process may use: not ale-py's default
                 stack_num=1,
                 img_height=SIZE,
                 img_width=SIZE,
@@ -134,8 +137,18 @@ class AtariVector:
         return _channels_last(obs)
 
     def step(self, action: NDArray) -> HostStep:
+        self.send(action)
+        return self.receive()
+
+    def send(self, action: NDArray) -> None:
+        """Let the threads begin a step with actions (n,); :meth:`receive` waits for its end."""
         with environment_call("step"):
-            obs, reward, terminated, truncated, info = self._vector.step(np.asarray(action, np.int64))
+            self._vector.send(np.asarray(action, np.int64))
+
+    def receive(self) -> HostStep:
+        """The step that :meth:`send` began."""
+        with environment_call("step"):
+            obs, reward, terminated, truncated, info = self._vector.recv()
         terminated, truncated = np.array(terminated, np.bool_), np.array(truncated, np.bool_)
         over = terminated | truncated
         obs = successor = _channels_last(obs)
@@ -182,6 +195,11 @@ class _Watched:
 
     def close(self) -> None:
         self._vector.close()
+
+
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _channels_last(obs: NDArray) -> NDArray:

@@ -67,7 +67,10 @@ class HostStep(NamedTuple):
 
 
 class HostVector(Protocol):
-    """Several environments on the host, stepped together; each is reset automatically when its episode ends."""
+    """Several environments on the host, stepped together; each is reset automatically when its episode ends.
+
+    Optional: ``send(action)`` begins a step in other threads and ``receive()`` gives its end, a :class:`HostStep`.
+    """
 
     n: int  # number of environments
     skips: bool  # whether a call of ``step`` may reset one of them instead of stepping it
@@ -108,6 +111,8 @@ class WatchableEnv(NamedTuple):
 
 class HostEnv(Protocol):
     """An environment that is stepped outside jax, with discrete actions.
+
+    Optional: ``splits = True`` says that its vectors have ``send`` and ``receive``, see :class:`HostVector`.
 
     Optional, for observations of several parts: ``batched(observation)`` adds the batch axis to every part of a
     raw one and says whether it was missing; ``drawable(observation)`` is an array to look at; ``leaves`` are the

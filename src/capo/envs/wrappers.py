@@ -147,6 +147,7 @@ class LimitedVector(_Wrapper):
 
     n: int
     skips: bool
+    send = None  # its steps are not split
 
     def __init__(self, vector: HostVector, limit: int) -> None:
         super().__init__(vector)
@@ -207,6 +208,7 @@ class StackedVector(_Wrapper):
 
     n: int
     skips: bool
+    send = None  # its steps are not split
 
     def __init__(self, vector: HostVector, frames: int) -> None:
         super().__init__(vector)

@@ -231,24 +231,23 @@ _VECTOR = replace(
     entropy_schedule="constant",
 )
 
-# Atari: MinAtar's default at sizes that are usual for Atari. As many transitions per frame as DQN (8), a replay of
-# 100,000 frames (1.5 GB), clipped rewards, four frames. Reasoned, not tuned: no score of a long training stands
-# behind it.
+# Atari: certain signs at sizes that are usual for Atari. With MinAtar's update (sampled signs, normalised |A|) the
+# policy of Pong was deterministic after 100,000 frames and had learned nothing (docs/research/atari.md).
 _ATARI = replace(
-    _DEFAULT,
-    n_envs=16,
-    rollout_length=20,
+    _VECTOR,
+    n_envs=64,
+    rollout_length=16,
     batch_size=32,
-    gradient_steps=4,
-    replay_rollouts=5008,
-    gamma=0.99,
-    learning_rate=2.5e-4,
-    max_grad_norm=0.5,
-    epsilon_start=0.3,
+    gradient_steps=16,
+    replay_rollouts=4096,
+    retrace_lambda=0.8,
+    learning_rate=5e-4,
     epsilon_final=0.01,
+    shared_trunk=True,
     width=512,
     reward_clip=1.0,
     frame_stack=4,
+    overlap="acting",
 )
 
 

@@ -90,17 +90,18 @@ class PPOConfig(OnPolicySettings):
                 shared_trunk=True,  # open
             )
         if name == "atari" or is_atari(env_name):
-            # The values of the PPO paper's Atari table, as Stable-Baselines3's zoo has them.
+            # The values of the PPO paper's Atari table, as Stable-Baselines3's zoo has them, but for more environments
+            # with shorter rollouts (8 x 128 there), and a higher learning rate (2.5e-4).
             return cls(
-                n_envs=8,
-                rollout_length=128,
+                n_envs=64,
+                rollout_length=32,
                 epochs=4,
                 batch_size=256,
                 clip=0.1,
                 clip_schedule="linear",
                 gamma=0.99,
                 gae_lambda=0.95,
-                learning_rate=2.5e-4,
+                learning_rate=5e-4,
                 learning_rate_schedule="linear",
                 optimiser="adam",
                 optimiser_epsilon=1e-5,
@@ -111,8 +112,10 @@ class PPOConfig(OnPolicySettings):
                 width=512,
                 activation="relu",
                 shared_trunk=True,
+                precision="auto",
                 reward_clip=1.0,
                 frame_stack=4,
+                overlap="acting",
             )
         if is_minatar(env_name):
             return cls(

@@ -60,6 +60,7 @@ TargetCritic = Literal["full", "head"]
 Critic = Literal["mean", "categorical"]
 Updates = Literal["joint", "separate"]
 Evaluation = Literal["sampled", "best"]
+Overlap = Literal["none", "acting", "learning"]
 
 
 @dataclass(frozen=True)
@@ -221,6 +222,11 @@ class CommonSettings(Settings):
     """How many of an episode's last observations the networks see, joined along the last axis."""
     time_limit: PeriodOrZero = 0
     """Steps after which an episode is truncated, in training and evaluation; 0 sets no limit."""
+    overlap: Overlap = "none"
+    """What happens while environments of the host are stepped. none: nothing. acting: they are stepped in two
+    groups, so that the device chooses actions for one while the other is stepped in its own threads (Atari).
+    learning: besides, an iteration's rollouts are collected with the networks from before the last iteration's
+    learning, which goes on meanwhile; its actions are one iteration behind."""
 
     @property
     def frames_per_iteration(self) -> int:

@@ -17,6 +17,7 @@ from capo.envs.failures import EnvironmentFailed, failure_context
 from capo.envs.protocol import HostEnv, HostVector
 from capo.errors import CapoError
 from capo.neural.algorithms.base import Algorithm, TrainState
+from capo.neural.learners.frames import FrameCollector, next_stack
 from capo.neural.learners.protocol import MAX_EVALUATION_STEPS, Learner, seed_keys, to_device, warn_of_endless
 from capo.neural.parts import policies, replay
 from capo.neural.parts.iterations import ERA, Iteration, fold_in
@@ -150,16 +151,20 @@ class HostLearner(Learner):
                 f"(n_seeds=1, not {n_seeds})"
             )
         super().__init__(algorithm, env, n_seeds, eval_env)
-        self._collector: Collector | None = None
+        self._collector: Collector | FrameCollector | None = None
         self._closing: weakref.finalize[[], HostLearner] | None = None
         self._expected: tuple[int, int] | None = None  # key and iteration that the collector stands at
         self._behave = jax.jit(self._behave_jitted)
+        self._begin = jax.jit(_begin_jitted)
+        self._act_on_frames = jax.jit(self._act_on_frames_jitted)
         self._steps: dict[int, Any] = {}  # compiled, by era
         self._kept: TrainState | None = None
 
     def init(self, seeds: Sequence[int]) -> TrainState:
         keys = seed_keys(seeds, 1)
         state: TrainState = jax.jit(jax.vmap(self._init_seed))(self._init_params(seeds), keys)
+        if self.config.overlap == "learning":
+            state = replace(state, behind=self._acting(state))
         return state
 
     def shapes(self, seeds: Sequence[int]) -> TrainState:
@@ -170,7 +175,7 @@ class HostLearner(Learner):
         if era not in self._steps:
             begin = time.perf_counter()
             shapes = replace(self.shapes([0]), era=era)
-            rollouts = jax.eval_shape(lambda: _blank(self.replay, self.replay.n_envs, jnp))
+            rollouts = jax.eval_shape(lambda: self._packed(_blank(self.replay, self.replay.n_envs, jnp)))
             lowered = jax.jit(self._learn_iteration, donate_argnums=0).lower(shapes, rollouts)
             self._steps[era] = lowered.compile()
             self.compile_seconds = self.compile_seconds or time.perf_counter() - begin
@@ -187,20 +192,13 @@ class HostLearner(Learner):
             self._open_collector(_position(state))
         collector = self._collector
         assert collector is not None
-        first, key = state.reached, state.key[0]
+        first = state.reached
         for now in range(first, first + iterations):
             epsilon = self.algorithm.exploration(np.float32(now * self.frames_per_iteration))
-            collect_key = jax.random.split(Iteration.number(now).fold_into(key))[0]
-            acting = (self.algorithm.acting_params(state.params), state.normaliser)
-            acting = jax.tree.map(lambda leaf: leaf[0], acting)
-
-            def behave(obs: NDArray, step: int, args: Any = (*acting, collect_key, epsilon)) -> Any:
-                given = None if self.behaviour is None else self.behaviour.on_host(obs)
-                action, log_mu = self._behave(*args, obs, step, given)
-                return np.asarray(action), np.asarray(log_mu)
-
+            acting = state.behind or self._acting(state)
+            args = (*self._begin(acting, state.key, Iteration.of(np.int32(now % ERA), now // ERA)), epsilon)
             try:
-                rollouts, episodes = collector.collect(behave, self.config.n_envs)
+                rollouts, episodes = self._collect(collector, args)
             except EnvironmentFailed as error:
                 frame = now * self.frames_per_iteration + collector.steps
                 raise EnvironmentFailed(f"{self.env.name}, after frame {frame:,}: {error}") from error.__cause__
@@ -215,6 +213,37 @@ class HostLearner(Learner):
         if not rows:
             return state, {}
         return state, {name: np.array([row[name] for row in rows], np.float32).reshape(-1, 1) for name in rows[0]}
+
+    def _collect(self, collector: Collector | FrameCollector, args: Any) -> tuple[Rollout, dict[str, float]]:
+        """The rollouts of an iteration: acting networks, normaliser, key and epsilon are ``args``."""
+        if isinstance(collector, FrameCollector):
+            return collector.collect(lambda *seen: self._act_on_frames(*args, *seen))
+
+        def behave(obs: NDArray, step: int) -> Any:
+            given = None if self.behaviour is None else self.behaviour.on_host(obs)
+            action, log_mu = self._behave(*args, obs, step, given)
+            return np.asarray(action), np.asarray(log_mu)
+
+        return collector.collect(behave, self.config.n_envs)
+
+    def _acting(self, state: TrainState) -> tuple[PyTree, PyTree]:
+        """What actions are chosen by: networks and normaliser."""
+        return self.algorithm.acting_params(state.params), state.normaliser
+
+    @property
+    def _by_frames(self) -> bool:
+        """Whether observations stay on the device: see :mod:`capo.neural.learners.frames`."""
+        stacked = self.spec.frame_stack > 1 or (self.config.overlap != "none" and self._splits)
+        plain = self.spec.fixed_copies is None and self.spec.vector_copies is None and not self.spec.masked
+        return stacked and plain and self.behaviour is None and not self.algorithm.cuts_rollouts
+
+    @property
+    def _splits(self) -> bool:
+        return bool(getattr(self.env, "splits", False))
+
+    def _packed(self, rollouts: Rollout) -> Rollout:
+        """Rollouts as :meth:`_learn_iteration` takes them."""
+        return replay.pack_rollouts(self.replay, rollouts) if self._by_frames else rollouts
 
     def recover(self) -> TrainState | None:
         """The state after the last complete iteration of a :meth:`run` that raised; new episodes follow."""
@@ -289,13 +318,30 @@ class HostLearner(Learner):
         action = policies.sample(key, log_mu, self.network.factors)
         return action.astype(jnp.int32), policies.taken(log_mu, action)
 
+    def _act_on_frames_jitted(
+        self,
+        acting: PyTree,
+        normaliser: PyTree,
+        key: Array,
+        epsilon: Array,
+        stack: Array,
+        frame: Array,
+        fresh: Array,
+        turn: Array,
+    ) -> tuple[Array, Array, Array]:
+        stack = next_stack(self.replay, stack, frame, fresh)
+        return stack, *self._behave_jitted(acting, normaliser, key, epsilon, stack, turn, None)
+
     def _learn_iteration(self, state: TrainState, rollouts: Rollout) -> tuple[TrainState, Metrics]:
         iteration = Iteration.of(state.iteration[0], state.era)
+        if self._by_frames:
+            rollouts = replay.unpack_rollouts(self.replay, rollouts)
 
         def one(state: TrainState) -> tuple[TrainState, Metrics]:
             learn_key = jax.random.split(iteration.fold_into(state.key))[1]
+            behind = self._acting(state) if state.behind else ()
             state, metrics = self._learn(state, rollouts, iteration, learn_key)
-            return replace(state, iteration=state.iteration + 1), metrics
+            return replace(state, iteration=state.iteration + 1, behind=behind), metrics
 
         return jax.vmap(one)(state)
 
@@ -305,17 +351,46 @@ class HostLearner(Learner):
         # A seed that depends on where the run stands: a resumed run must not replay its first episodes.
         seed = int(np.random.SeedSequence(position).generate_state(1)[0]) % 2**30
         with failure_context(self.env.name):
+            if self._by_frames:
+                groups = self._open_groups()
+                self._closing = weakref.finalize(self, _close, groups)
+                self._collector = FrameCollector(groups, self.replay, seed)
+                return
             envs = self.env.open(self.config.n_envs)
             self._closing = weakref.finalize(self, envs.close)  # also when nobody wants the learner any more
             self._collector = Collector(
                 envs, self.replay, seed, self.algorithm.on_policy, self.algorithm.cuts_rollouts
             )
 
+    def _open_groups(self) -> list[HostVector]:
+        """The environments in two groups if they take turns, else in one; observations are single frames."""
+        n = self.config.n_envs
+        halves = self.config.overlap != "none" and self._splits and n > 1
+        single = self.env.inner if self.spec.frame_stack > 1 else self.env
+        groups: list[HostVector] = []
+        try:
+            groups.extend(single.open(size) for size in ((n // 2, n - n // 2) if halves else (n,)))
+        except BaseException:
+            _close(groups)
+            raise
+        return groups
+
     def close(self) -> None:
         """Close the environments that were opened for training; another :meth:`run` opens new ones."""
         self._collector = None
         if self._closing is not None:
             self._closing()
+
+
+def _begin_jitted(acting: PyTree, keys: Array, iteration: Iteration) -> tuple[PyTree, PyTree, Array]:
+    """Acting networks and normaliser of the only seed, and the key of an iteration's actions."""
+    params, normaliser = jax.tree.map(lambda leaf: leaf[0], acting)
+    return params, normaliser, jax.random.split(iteration.fold_into(keys[0]))[0]
+
+
+def _close(groups: Sequence[HostVector]) -> None:
+    for group in groups:
+        group.close()
 
 
 def _position(state: TrainState) -> tuple[int, int]:

@@ -320,7 +320,9 @@ class Learner(ABC):
     def _init_params(self, seeds: Sequence[int]) -> PyTree:
         """Parameters of all seeds, with the leading axis K."""
         each = [self.algorithm.init_params(np.random.default_rng(seed)) for seed in seeds]
-        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
+        # On the host where it can be: the device would compile a program for every shape.
+        plain = all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(each))
+        return jax.tree.map(lambda *leaves: (np if plain else jnp).stack(leaves), *each)
 
     def _init_seed(self, params: PyTree, key: Array) -> TrainState:
         """The state of one seed, but for its environments."""
