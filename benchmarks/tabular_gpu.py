@@ -218,6 +218,7 @@ def check(name: str, n_states: int, gpu: Any) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--states", type=int, nargs="+", default=[10_000_000, 100_000_000, 1_000_000])
+    parser.add_argument("--mdps", nargs="+", choices=CASES, default=list(CASES), help="only these")
     parser.add_argument("--check", type=int, default=100_000, help="states at which the host checks")
     parser.add_argument("--seconds", type=float, default=600.0, help="nothing more is started after these")
     parser.add_argument("--copy", type=int, default=4 * 10**9, help="bytes copied to measure the ceiling")
@@ -232,10 +233,10 @@ def main() -> None:
     options.out.parent.mkdir(parents=True, exist_ok=True)
     print(f"{device.device_kind}, jax {jax.__version__}, copy {copy / 1e9:,.0f} GB/s", flush=True)
     plan: list[tuple[str, Callable[[], dict[str, Any]]]] = [
-        ("checks", partial(check, name, options.check, device)) for name in CASES
+        ("checks", partial(check, name, options.check, device)) for name in options.mdps
     ]
     for n_states in options.states:
-        plan += [("rows", partial(measure, name, n_states, copy, device)) for name in CASES]
+        plan += [("rows", partial(measure, name, n_states, copy, device)) for name in options.mdps]
     for part, work in plan:
         if time.perf_counter() - started > options.seconds:
             print("out of time", flush=True)

@@ -99,7 +99,7 @@ def test_a_violation_is_a_warning_when_allowed(capsys):
         (("solve", "chian:10"), "did you mean 'chain'"),
         (("solve", "chain:10", "--rule", "cycle"), "did you mean 'cyclic'"),
         (("solve", "chain:10", "--stepsize", "fixd"), "did you mean 'fixed'"),
-        (("solve", "chain:10", "--gamma", "1.5"), "gamma=1.5 must be strictly"),
+        (("solve", "chain:10", "--gamma", "1.5"), "gamma=1.5 must be above 0"),
         (("solve", "missing.npz"), "missing.npz does not exist"),
         (("reproduce", "bandits"), "did you mean 'bandit'"),
         (("bench", "tabluar"), "did you mean 'tabular'"),

@@ -113,7 +113,7 @@ def test_reachable_states_are_those_some_policy_meets():
         (lambda p, r: (p[:, :0], r[:, :0], 0.9), "at least one state and one action"),
         (lambda p, r: (p, r.T, 0.9), r"rewards of shape \(2, 3\)"),
         (lambda p, r: (p, r / 0, 0.9), "is not finite"),
-        (lambda p, r: (p, r, 1.0), "gamma=1.0 must be strictly between 0 and 1"),
+        (lambda p, r: (p, r, 1.5), "gamma=1.5 must be above 0 and below 1, or 1 for a finite"),
         (lambda p, r: (p, r, 0.0), "gamma=0.0"),
         (lambda p, r: (p, r, "high"), "gamma='high'"),
         (lambda p, r: (p, r, 0.9, [0.5, 0.5]), r"start distribution: shape \(2,\)"),

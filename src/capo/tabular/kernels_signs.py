@@ -3,7 +3,7 @@
 With I - gamma P_pi = D - L - U the preconditioner is (E - L) E^-1 (E - U), E diagonal. E = D is symmetric
 Gauss-Seidel. With fill-in lumped, E is such that it agrees with I - gamma P_pi on constants, as an incomplete
 factorisation with the fill-in added to the diagonal: E(s) = D(s) - sum_t L(s, t) sum_u U(t, u) / E(t). By
-induction E(s) >= sum_u U(s, u) + 1 - gamma > 0. It needs half the steps where states lead to neighbours, and many
+induction E(s) >= sum_u U(s, u) + 1 - gamma > 0. It needs fewer steps where states lead to neighbours, and many
 more where they lead anywhere.
 
 A system is (starts, splits, targets, scaled, excess): row s has its entries of E^-1 L in ``starts[s]:splits[s]``,

@@ -266,6 +266,17 @@ def _at(values: Any, successors: Any) -> Any:
     return values.at[successors].get(mode="promise_in_bounds", wrap_negative_indices=False)
 
 
+def _own(parts: Any, action: Any) -> Any:
+    """(..., n) what belongs to each state's action, from (A, ..., n).
+
+    Few actions are all read, in order, which is faster than fetching single numbers of each.
+    """
+    if len(parts) > UNROLLED:
+        index = action.reshape(1, *[1] * (parts.ndim - 2), -1)
+        return jnp.take_along_axis(parts, index, axis=0)[0]
+    return _loop(len(parts), lambda a, own: jnp.where(action == a, parts[a], own), jnp.zeros_like(parts[0]))
+
+
 def _sums(entries: Any, segments: Any, count: int) -> Any:
     return jax.ops.segment_sum(entries, segments, count, indices_are_sorted=True)
 
@@ -328,16 +339,14 @@ def _sweep(
     """Up to ``most`` sweeps with P_pi gathered once."""
     transitions, n_actions = problem.transitions, problem.reward.shape[0]
     mean: Callable[[Any], Any]
-    rewards = jnp.take_along_axis(problem.reward, action[None], axis=0)[0]
+    rewards = _own(problem.reward, action)
     if isinstance(transitions, Segments):
         successors, probabilities, pairs = transitions
         states = pairs // n_actions
         weights = jnp.where(pairs % n_actions == action[states], probabilities, 0.0)
         mean = lambda values: _sums(weights * _at(values, successors), states, len(action))
     else:
-        own = action[None, None]
-        weights = jnp.take_along_axis(transitions.probabilities, own, axis=0)[0]
-        successors = jnp.take_along_axis(transitions.successors, own, axis=0)[0]
+        weights, successors = _own(transitions.probabilities, action), _own(transitions.successors, action)
         mean = partial(_mean, weights, successors)
 
     def unfinished(state: Any) -> Any:

@@ -130,7 +130,7 @@ class SignCritic:
             if undecided < 0 and error <= max(KNOWN * greatest / (1 + gamma), finest):
                 return AdvantageSigns(centred, self._signs.copy(), max(greatest, (1 + gamma) * error), error)
             if steps:
-                self._corrections.note(pi_data, np.log(before / error) / steps)
+                self._corrections.note(pi_data, float(np.log(before / error)) / steps)
             state, before = max(undecided, 0), error
             best, looks = (error, 0) if error < 0.9 * best else (best, looks + 1)
             if looks > STALLED_AFTER:
