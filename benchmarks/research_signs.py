@@ -13,6 +13,7 @@ import argparse
 import csv
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,22 @@ from capo.neural.algorithms.ncapo import NCAPOAlgorithm, NCAPOConfig
 from capo.neural.algorithms.offpolicy import Targets
 from capo.neural.algorithms.settings import override
 from capo.neural.learners import make_learner
-from capo.neural.parts import policies
+from capo.neural.parts import certainty, networks, policies
+from capo.neural.parts.networks import Inputs, Params
 from capo.neural.parts.replay import Rollout
 
 OPTIONS: dict[str, Any] = {
     "shape": "erf",  # or linear: the advantage over its deviation, not limited to 1
     "coordinates": "all",  # or taken: the taken actions only
     "unsure_entropy": 0.0,  # weight of the entropy where signs are uncertain
+    "memory": 0.0,  # iterations over which the noise of returns is remembered: the larger of now and its mean
+    "remember": 1.0,  # part of the remembered noise that counts in the signs
+    "mean_noise": False,  # the noise is that of the heads' mean, in which their fixed parts cancel
+    "prior": 0.0,  # size of a fixed random part of every head, in remembered deviations of the noise; needs memory
+    "bootstrap": 0.0,  # part of the heads that do not learn from a rollout
+    "spread_floor": 0.0,  # uncertainty of every sign, in remembered deviations of the returns; needs memory
+    "rare": 0.0,  # the noise of an action is divided by (A mu)^rare: what is rarely taken is known less
+    "recency": 1.0,  # age of the rollouts drawn: uniform to this power
 }
 # What NCAPO's default on vectors was before it had certain signs.
 _SAMPLED = {
@@ -49,11 +59,14 @@ _SAMPLED = {
     "floor": 0.0,
     "critic_units": "rewards",
     "tau_q": 0.05,
+    "chance_kept": 0.0,
+    "clip_each_network": False,
 }
 _PLAIN = {**_SAMPLED, "retrace_lambda": 0.8, "layer_norm": True, "width": 128, "batch_size": 16}
 _HEADS = {**_PLAIN, "advantage_weight": "certain", "critic_heads": 8, "critic_units": "noise"}
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
+    "former": {"learning_rate": 2e-3, "chance_kept": 0.0, "clip_each_network": False},  # default without the two
     "sampled": _SAMPLED,
     "plain": {**_PLAIN, "advantage_weight": "normalised"},
     "noise": {
@@ -74,6 +87,102 @@ class Trial(NCAPOAlgorithm):
 
     options: dict[str, Any]
 
+    # What is remembered is kept beside the networks, where no gradient moves it.
+
+    def init_params(self, rng: np.random.Generator) -> Params:
+        params = super().init_params(rng)
+        if self.options["memory"]:
+            params["memory"] = {"kernel": np.zeros(2, np.float32)}  # of the noise and of the returns' variance
+        return params
+
+    def acting_params(self, params: Params) -> Params:
+        acting = super().acting_params(params)
+        return {**acting, "memory": params["memory"]} if self.options["prior"] else acting
+
+    def learn(self, state: Any, rollouts: Rollout, iteration: Any, key: Array) -> Any:
+        state, metrics = super().learn(state, rollouts, iteration, key)
+        if self.options["memory"]:
+            old = state.params["memory"]["kernel"]
+            step = jnp.maximum(1.0 / self.options["memory"], 1.0 / (iteration.as_float() + 1.0))
+            new = old + step * (jnp.stack([metrics["noise"], metrics["scale"]]) - old)
+            state = replace(state, params={**state.params, "memory": {"kernel": new}})
+        return state, metrics
+
+    def loss(self, params: Params, target: Params, batch: Rollout, *rest: Any) -> Any:
+        if self.options["memory"]:
+            self._memory = jax.lax.stop_gradient(params["memory"]["kernel"])
+        return super().loss(params, target, batch, *rest)
+
+    # Fixed random parts of the heads.
+
+    def prior(self, params: Params, inputs: Inputs) -> Array | float:
+        """The fixed parts (..., M, A)."""
+        if not self.options["prior"]:
+            return 0.0
+        rng = np.random.default_rng(12345)
+        body = networks.init_body(self.network, rng)
+        n = self.network.n_actions * self.critic.n_heads
+        half = networks.dense(rng, self.network.n_features, n // 2, scale=1.0)["kernel"]
+        head = {"kernel": np.concatenate([half, -half], axis=1), "bias": np.zeros(n, np.float32)}
+        q = self.critic.values(networks.outputs(self.network, {"body": body, "head": head}, inputs))
+        return self.options["prior"] * jnp.sqrt(jax.lax.stop_gradient(params["memory"]["kernel"][0])) * q
+
+    def head_values(self, acting: Params, inputs: Inputs) -> Array:
+        return super().head_values(acting, inputs) + self.prior(acting, inputs)
+
+    def slow_policy_and_q(self, params: Params, target: Params, inputs: Inputs, *rest: Any) -> Any:
+        log_pi, q = super().slow_policy_and_q(params, target, inputs, *rest)
+        self._prior = self.prior(params, inputs)
+        return log_pi, q + self._prior
+
+    def critic_losses(self, outputs: Array, batch: Rollout, targets: Targets) -> Array:
+        values, length = self.critic.values(outputs), batch.reward.shape[-1]
+        if self.options["prior"]:
+            values = values + self._prior[:, :length]
+        errors = jnp.square(policies.taken_column(values, batch.action) - targets.returns)
+        if self.options["bootstrap"]:
+            weights = self.learns(batch).astype(jnp.float32) / (1.0 - self.options["bootstrap"])
+            errors = weights[:, None] * errors
+        return jnp.mean(errors, axis=-1)
+
+    def learns(self, batch: Rollout) -> Array:
+        """Which heads (B, M) learn from a rollout: a hash of what was stored in it."""
+        bits = jax.lax.bitcast_convert_type(batch.log_mu, jnp.uint32)
+        primes = np.random.default_rng(0).integers(1, 2**31, bits.shape[-1]) * 2 + 1
+        code = jnp.sum((bits + batch.action.astype(jnp.uint32) * 7919) * jnp.asarray(primes, jnp.uint32), axis=-1)
+        heads = jnp.arange(self.critic.n_heads, dtype=jnp.uint32) * jnp.uint32(0x9E3779B9)
+        mixed = (code[:, None] ^ heads) * jnp.uint32(0x85EBCA6B)
+        mixed = (mixed ^ (mixed >> 15)) * jnp.uint32(0xC2B2AE35)
+        return (mixed >> 8).astype(jnp.float32) / 2**24 >= self.options["bootstrap"]
+
+    def draw(self, key: Array, iteration: Any, shape: tuple[int, ...]) -> Array:
+        if self.options["recency"] == 1.0:
+            return super().draw(key, iteration, shape)
+        spec = self.rollouts
+        count = (iteration.at_most(spec.n_iterations - 1) + 1) * spec.n_envs
+        age = jax.random.uniform(key, shape) ** self.options["recency"] * count
+        newest = (iteration % spec.n_iterations + 1) * spec.n_envs - 1
+        return (newest - jnp.minimum(age.astype(jnp.int32), count - 1)) % spec.capacity
+
+    # Signs.
+
+    def belief(self, batch: Rollout, targets: Targets) -> tuple[Array, Array]:
+        options, config = self.options, self.config
+        errors = targets.returns - policies.taken_column(targets.q, batch.action)
+        noise = jnp.mean(jnp.square(errors.mean(axis=-1) if options["mean_noise"] else errors))
+        scale = jnp.var(self.over_heads(targets.returns))
+        self._seen = {"noise": noise, "scale": scale}
+        if not (options["memory"] or options["rare"] or options["mean_noise"]):
+            return super().belief(batch, targets)
+        if options["memory"]:
+            noise = jnp.maximum(noise, options["remember"] * self._memory[0])
+            scale = jnp.maximum(scale, self._memory[1])
+        often = (1.0 - config.epsilon_final) * self.network.n_actions * jnp.exp(targets.log_pi)
+        often = (often + config.epsilon_final) ** options["rare"]
+        mean, variance = certainty.advantage_belief(targets.log_pi, targets.q, self.network.factors)
+        variance = variance + config.noise_uncertainty**2 * noise / often
+        return mean, variance + options["spread_floor"] ** 2 * scale
+
     def certain_signs(self, batch: Rollout, targets: Targets) -> Array:
         sign = super().certain_signs(batch, targets)
         if self.options["shape"] == "linear":
@@ -83,7 +192,9 @@ class Trial(NCAPOAlgorithm):
         return sign
 
     def losses(self, log_pi: Array, batch: Rollout, targets: Targets) -> Metrics:
+        self._seen = {}
         found = super().losses(log_pi, batch, targets)
+        found |= {name: jnp.broadcast_to(x, batch.reward.shape) for name, x in self._seen.items()}
         if self.options["unsure_entropy"]:
             weight = self.options["unsure_entropy"] * jnp.maximum(1.0 - found["certainty"], 0.0)
             found["actor_loss"] = found["actor_loss"] - weight * policies.entropy(log_pi)

@@ -133,7 +133,8 @@ class OffPolicy(Algorithm):
     def optimiser(self) -> optax.GradientTransformation:
         """One optimiser for actor and critic together."""
         config = self.config
-        clip = optax.clip_by_global_norm(config.max_grad_norm)
+        each = config.clip_each_network and not config.shared_trunk
+        clip = (optimisers.clip_each_by_norm if each else optax.clip_by_global_norm)(config.max_grad_norm)
         return optimisers.make(
             config.optimiser, clip, epsilon=config.optimiser_epsilon, decay=config.optimiser_decay
         )
@@ -215,7 +216,7 @@ class OffPolicy(Algorithm):
                 return (params, opt_state), metrics
 
             shape = (config.gradient_steps, config.batch_size)
-            return scan_means(step, carry, replay.draw(self.rollouts, key, iteration, shape))
+            return scan_means(step, carry, self.draw(key, iteration, shape))
 
         carry = (state.params, state.optimiser)
         if config.updates == "joint":
@@ -234,6 +235,10 @@ class OffPolicy(Algorithm):
             metrics["filled"] = replay.filled(rollouts).mean()
         moved = self.update_target(params, state.target)
         return replace(state, params=params, target=moved, optimiser=opt_state, replay=stored), metrics
+
+    def draw(self, key: Array, iteration: Iteration, shape: tuple[int, ...]) -> Array:
+        """Indices of the stored rollouts to learn from."""
+        return replay.draw(self.rollouts, key, iteration, shape)
 
     def gradient_step(
         self,
@@ -278,7 +283,7 @@ class OffPolicy(Algorithm):
         own = self.losses(log_pi, batch, targets)
         each = {
             "actor_loss": own.pop("actor_loss"),
-            "critic_loss": self.critic.loss(outputs[:, :length], batch.action, targets.returns),
+            "critic_loss": self.critic_losses(outputs[:, :length], batch, targets),
             "entropy": policies.entropy(log_pi),
             "value": self.over_heads(targets.returns),
             "advantage_abs": jnp.abs(self.over_heads(targets.advantage)),
@@ -294,6 +299,10 @@ class OffPolicy(Algorithm):
         # A term without a weight gets no backward pass at all, not one of zeros.
         terms = means({name: x if name in weights else jax.lax.stop_gradient(x) for name, x in each.items()})
         return jnp.asarray(sum(weight * terms[name] for name, weight in weights.items())), terms
+
+    def critic_losses(self, outputs: Array, batch: Rollout, targets: Targets) -> Array:
+        """The critic's loss of every step (B, T), from the outputs (B, T, n_outputs) of its head."""
+        return self.critic.loss(outputs, batch.action, targets.returns)
 
     def critic_unit(self, losses: Array) -> Array | float:
         """A factor on the critic's loss, from its losses (B, T) of a batch."""
