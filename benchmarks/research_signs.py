@@ -43,6 +43,7 @@ OPTIONS: dict[str, Any] = {
     "bootstrap": 0.0,  # part of the heads that do not learn from a rollout
     "spread_floor": 0.0,  # uncertainty of every sign, in remembered deviations of the returns; needs memory
     "rare": 0.0,  # the noise of an action is divided by (A mu)^rare: what is rarely taken is known less
+    "actor_rate": 1.0,  # the actor's learning rate over the critic's
     "recency": 1.0,  # age of the rollouts drawn: uniform to this power
 }
 # What NCAPO's default on vectors was before it had certain signs.
@@ -59,14 +60,24 @@ _SAMPLED = {
     "floor": 0.0,
     "critic_units": "rewards",
     "tau_q": 0.05,
+    "noise_uncertainty": 0.3,
+    "noise_uncertainty_schedule": "constant",
     "chance_kept": 0.0,
     "clip_each_network": False,
 }
 _PLAIN = {**_SAMPLED, "retrace_lambda": 0.8, "layer_norm": True, "width": 128, "batch_size": 16}
 _HEADS = {**_PLAIN, "advantage_weight": "certain", "critic_heads": 8, "critic_units": "noise"}
+# What it was with certain signs alone.
+_FORMER = {
+    "learning_rate": 2e-3,
+    "noise_uncertainty": 0.3,
+    "noise_uncertainty_schedule": "constant",
+    "chance_kept": 0.0,
+    "clip_each_network": False,
+}
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
-    "former": {"learning_rate": 2e-3, "chance_kept": 0.0, "clip_each_network": False},  # default without the two
+    "former": _FORMER,
     "sampled": _SAMPLED,
     "plain": {**_PLAIN, "advantage_weight": "normalised"},
     "noise": {
@@ -154,6 +165,13 @@ class Trial(NCAPOAlgorithm):
         mixed = (code[:, None] ^ heads) * jnp.uint32(0x85EBCA6B)
         mixed = (mixed ^ (mixed >> 15)) * jnp.uint32(0xC2B2AE35)
         return (mixed >> 8).astype(jnp.float32) / 2**24 >= self.options["bootstrap"]
+
+    def gradient_step(self, params: Params, opt_state: Any, *rest: Any) -> Any:
+        new, opt_state, metrics = super().gradient_step(params, opt_state, *rest)
+        if self.options["actor_rate"] != 1.0:
+            rate = self.options["actor_rate"]
+            new["actor"] = jax.tree.map(lambda a, b: a + rate * (b - a), params["actor"], new["actor"])
+        return new, opt_state, metrics
 
     def draw(self, key: Array, iteration: Any, shape: tuple[int, ...]) -> Array:
         if self.options["recency"] == 1.0:

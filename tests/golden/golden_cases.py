@@ -73,7 +73,13 @@ SAMPLED_SIGNS: dict[str, Any] = {
     "chance_kept": 0.0,
 }
 # What it was with certain signs alone.
-CERTAIN_SIGNS: dict[str, Any] = {"learning_rate": 2e-3, "clip_each_network": False, "chance_kept": 0.0}
+CERTAIN_SIGNS: dict[str, Any] = {
+    "learning_rate": 2e-3,
+    "clip_each_network": False,
+    "noise_uncertainty": 0.3,
+    "noise_uncertainty_schedule": "constant",
+    "chance_kept": 0.0,
+}
 FRAMES = 80  # five iterations: the replay goes round, the target network is copied, every second actor step
 SETTINGS_FOR = ("minatar-breakout", "minatar-asterix", "probe-both", "CartPole-v1")
 

@@ -16,6 +16,7 @@ from capo.neural.algorithms.offpolicy import Targets, ensemble_targets, retrace_
 from capo.neural.parts import networks, optimisers
 from capo.neural.parts.certainty import advantage_belief, expected_sign, keep_chance, mean_certainty
 from capo.neural.parts.critic import CriticHead
+from capo.neural.parts.iterations import Iteration
 from capo.neural.parts.policies import FORBIDDEN
 from capo.neural.parts.replay import Rollout
 from capo.update import StepSize, coordinate_update
@@ -216,6 +217,23 @@ def test_disagreeing_heads_noise_and_optimism():
     np.testing.assert_allclose(noisy, np.array([[1.0, 0.0, -1.0]]) * 0.158, atol=0.01)  # erf(1 / (5 sqrt 2))
     hopeful = algorithm_of(noise_uncertainty=1.0, optimism=0.5)
     assert (steps_of(hopeful, exact_targets(log_pi, q, action, noise=5.0), action) > 0).all()
+
+
+def test_noise_counts_less_towards_the_horizon(monkeypatch):
+    counted = []
+
+    def learn(self, state, *_):
+        counted.append(float(self.config.noise_uncertainty))
+        return state, {}
+
+    monkeypatch.setattr(ncapo.OffPolicy, "learn", learn)
+    sizes = {"n_envs": 2, "rollout_length": 5, "horizon": 100}
+    for schedule in ("constant", "linear"):
+        algorithm = algorithm_of(noise_uncertainty=0.8, noise_uncertainty_schedule=schedule, **sizes)
+        for iteration in (0, 5, 10, 50):
+            algorithm.learn(None, None, Iteration.number(iteration), None)
+        assert algorithm.config.noise_uncertainty == 0.8
+    np.testing.assert_allclose(counted, [0.8] * 4 + [0.8, 0.4, 0.0, 0.0], atol=1e-6)
 
 
 def test_one_head_has_the_noise_alone():
