@@ -96,16 +96,22 @@ def measure(env: str, seeds: int, shrink: int, path: Path, keep: bool) -> None:
     n_actions = int(teacher.env.n_actions)
     print(f"{env}: the mediocre behaviour has a return of {teacher.evaluate(EPISODES).mean:.1f}", flush=True)
     acting = {"random": uniform(n_actions), "mediocre": teacher, "own": None, "ppo": None}
-    arms = json.loads(path.read_text())["arms"] if keep and path.exists() else {}
+    arms = kept(path) if keep and path.exists() else {}
     for name, behaviour in acting.items():
         if name in arms:
             continue
         kind, preset = (capo.PPO, task["ppo"]) if name == "ppo" else (capo.NCAPO, task["ncapo"])
-        arms[name] = train(kind, env, preset, frames, seeds, behaviour)
+        arms[name] = train(kind, env, preset, frames, seeds, behaviour) | {"made_by": provenance()}
         print(f"{env}: {name}: {np.round(arms[name]['returns'], 1).tolist()}", flush=True)
         returns = {one: arms[one]["return_during_training"] for one in ("random", "mediocre") if one in arms}
         content = {"env": env, "behaviour_frames": early, "behaviour_returns": returns, "episodes": EPISODES}
-        write_json(path, {**content, "arms": arms, "made_by": provenance()})
+        write_json(path, {**content, "arms": arms})
+
+
+def kept(path: Path) -> dict[str, Any]:
+    """The trainings in a file; files used to say once for all of them by what they were made."""
+    content = json.loads(path.read_text())
+    return {name: {"made_by": content.get("made_by")} | arm for name, arm in content["arms"].items()}
 
 
 def draw(folder: Path) -> None:

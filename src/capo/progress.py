@@ -20,7 +20,9 @@ LINE_EVERY = 10.0  # seconds between two lines in a log file
 
 
 class Ticker:
-    """Shows nothing: what is used when progress is not wanted, and the interface of the two kinds below."""
+    """Shows nothing: what is used when progress is not wanted, and the interface of the kinds below."""
+
+    silent = True  # whether messages are seen by nobody
 
     def message(self, text: str) -> None:
         """A line for the user that stays, such as how long compiling took."""
@@ -44,6 +46,8 @@ class Lines(Ticker):
         stream: where to.
         final: whether the last line is printed at the end, however soon that comes.
     """
+
+    silent = False
 
     def __init__(self, stream: TextIO, final: bool = False) -> None:
         self.stream, self.final = stream, final
@@ -78,6 +82,8 @@ class Live(Ticker):
         final: whether the line stays at the end.
     """
 
+    silent = False
+
     def __init__(self, console: Console, final: bool = False) -> None:
         from rich.progress import BarColumn, Progress, TextColumn
 
@@ -105,6 +111,8 @@ class Notebook(Ticker):
         make_html: makes what it displays from HTML.
         final: whether the bar stays at the end.
     """
+
+    silent = False
 
     def __init__(self, display: Callable[..., Any], make_html: Callable[[str], Any], final: bool = False) -> None:
         self._make_html, self._final = make_html, final

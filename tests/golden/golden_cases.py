@@ -69,6 +69,16 @@ SAMPLED_SIGNS: dict[str, Any] = {
     "floor": 0.0,
     "critic_units": "rewards",
     "tau_q": 0.05,
+    "clip_each_network": False,
+    "chance_kept": 0.0,
+}
+# What it was with certain signs alone.
+CERTAIN_SIGNS: dict[str, Any] = {
+    "learning_rate": 2e-3,
+    "clip_each_network": False,
+    "noise_uncertainty": 0.3,
+    "noise_uncertainty_schedule": "constant",
+    "chance_kept": 0.0,
 }
 FRAMES = 80  # five iterations: the replay goes round, the target network is copied, every second actor step
 SETTINGS_FOR = ("minatar-breakout", "minatar-asterix", "probe-both", "CartPole-v1")
@@ -202,9 +212,8 @@ def neural_cases() -> Iterator[tuple[str, Compute]]:
         for env in ("probe-both", "CartPole-v1"):
             if algorithm == "ncapo":
                 yield f"ncapo, sampled signs, {env}", trained("ncapo", "default", env, **SAMPLED_SIGNS)
-                yield f"ncapo, certain signs, {env}", trained("ncapo", "default", env)
-            else:
-                yield f"{algorithm}, default, {env}", trained(algorithm, "default", env)
+                yield f"ncapo, certain signs, {env}", trained("ncapo", "default", env, **CERTAIN_SIGNS)
+            yield f"{algorithm}, default, {env}", trained(algorithm, "default", env)
     yield "ncapo, cut rollouts, probe-both", trained("ncapo", "official", "probe-both", rollouts="cut")
     yield "ncapo, saved and loaded", resumed
 

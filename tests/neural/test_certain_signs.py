@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import capo
@@ -12,9 +13,11 @@ from capo.errors import CapoError
 from capo.neural.algorithms import ncapo
 from capo.neural.algorithms.ncapo import NCAPOAlgorithm, NCAPOConfig
 from capo.neural.algorithms.offpolicy import Targets, ensemble_targets, retrace_targets
-from capo.neural.parts import networks
-from capo.neural.parts.certainty import advantage_belief, expected_sign, mean_certainty
+from capo.neural.parts import networks, optimisers
+from capo.neural.parts.certainty import advantage_belief, expected_sign, keep_chance, mean_certainty
 from capo.neural.parts.critic import CriticHead
+from capo.neural.parts.iterations import Iteration
+from capo.neural.parts.policies import FORBIDDEN
 from capo.neural.parts.replay import Rollout
 from capo.update import StepSize, coordinate_update
 
@@ -89,6 +92,56 @@ def test_certainty_is_between_0_and_1():
     assert float(mean_certainty(log_pi[1], chosen)) == pytest.approx(1.0, abs=1e-5)
 
 
+def slow_keep_chance(log_pi, sign, share, sizes):
+    """The same as loops over plain numbers."""
+    result = sign.copy()
+    for at in np.ndindex(log_pi.shape[:-1]):
+        first = 0
+        for size in sizes:
+            actions = [a for a in range(first, first + size) if log_pi[at][a] > -100.0]
+            for a in actions:
+                w, pi = float(sign[at][a]), float(np.exp(log_pi[at][a]))
+                good = (1.0 + w) / 2.0
+                if w < 0 and pi < share * good / len(actions):
+                    result[at][a] = -w
+            first += size
+    return result
+
+
+@pytest.mark.parametrize("sizes", [(5,), (2, 3)])
+def test_an_action_keeps_its_chance(sizes):
+    rng = np.random.default_rng(2)
+    parts = [np.log(rng.dirichlet(np.full(size, 0.3), size=(40, 2))) for size in sizes]
+    log_pi = np.maximum(np.concatenate(parts, axis=-1), -50.0).astype(np.float32)
+    log_pi[:10, :, 1] = FORBIDDEN
+    sign = rng.uniform(-1, 1, log_pi.shape).astype(np.float32)
+    factors = sizes if len(sizes) > 1 else ()
+    for share in (0.0, 0.5, 1.0):
+        got = np.asarray(keep_chance(jnp.asarray(log_pi), jnp.asarray(sign), share, factors))
+        expected = slow_keep_chance(log_pi, sign, share, sizes)
+        np.testing.assert_allclose(got, expected, atol=1e-6)
+        assert (got != sign).any() == (share > 0)
+
+
+def test_a_policy_ends_as_sure_as_the_critic_is():
+    """A table under the update, with signs that stay as they are: rare where certain, its chance where not."""
+    config = NCAPOConfig(kl="logits", advantage_weight="certain", chance_kept=0.5)
+    sign = jnp.array([[0.2, -0.4, -1.0], [1.0, -1.0, -1.0]])
+
+    def step(_, theta):
+        log_pi = jax.nn.log_softmax(theta)
+        w = keep_chance(log_pi, sign, config.chance_kept)
+        target = ncapo.actor_target(log_pi, w, config)
+        return theta - 0.02 * jax.grad(lambda t: ncapo.actor_loss(jax.nn.log_softmax(t), target, "logits").sum())(
+            theta
+        )
+
+    pi = np.exp(jax.nn.log_softmax(jax.lax.fori_loop(0, 20_000, step, jnp.zeros((2, 3)))))
+    assert pi[0, 1] == pytest.approx(0.5 * 0.3 / 3, rel=0.1)
+    assert pi[0, 2] < 1e-3
+    assert pi[1, 0] > 0.999
+
+
 def exact_targets(log_pi, q, action, noise=0.0):
     """Targets (S, 1, ...) of S states whose Q' (S, M, A) is known; every return is off by ``noise``."""
     taken = np.take_along_axis(q, action[:, None, None], axis=-1)[..., 0]
@@ -100,11 +153,12 @@ def steps_of(algorithm, targets, action):
     return np.asarray(algorithm.certain_signs(batch, targets))[:, 0]
 
 
+@pytest.mark.parametrize("chance_kept", [0.0, 0.5])
 @pytest.mark.parametrize("kl", ["policy-to-target", "logits"])
-def test_a_certain_critic_gives_tabular_batch_capo(kl):
+def test_a_certain_critic_gives_tabular_batch_capo(kl, chance_kept):
     """Twenty rounds with exact Q, heads that agree and returns without noise: all signs, and the paper's pi~."""
     with jax.enable_x64(True):
-        algorithm = algorithm_of(kl=kl, floor=0.0)
+        algorithm = algorithm_of(kl=kl, floor=0.0, chance_kept=chance_kept)
         rng = np.random.default_rng(1)
         transition, reward = rng.dirichlet(np.full(6, 0.3), size=(6, 3)), rng.uniform(size=(6, 3))
         log_pi = np.full((6, 3), -np.log(3.0))
@@ -163,6 +217,23 @@ def test_disagreeing_heads_noise_and_optimism():
     np.testing.assert_allclose(noisy, np.array([[1.0, 0.0, -1.0]]) * 0.158, atol=0.01)  # erf(1 / (5 sqrt 2))
     hopeful = algorithm_of(noise_uncertainty=1.0, optimism=0.5)
     assert (steps_of(hopeful, exact_targets(log_pi, q, action, noise=5.0), action) > 0).all()
+
+
+def test_noise_counts_less_towards_the_horizon(monkeypatch):
+    counted = []
+
+    def learn(self, state, *_):
+        counted.append(float(self.config.noise_uncertainty))
+        return state, {}
+
+    monkeypatch.setattr(ncapo.OffPolicy, "learn", learn)
+    sizes = {"n_envs": 2, "rollout_length": 5, "horizon": 100}
+    for schedule in ("constant", "linear"):
+        algorithm = algorithm_of(noise_uncertainty=0.8, noise_uncertainty_schedule=schedule, **sizes)
+        for iteration in (0, 5, 10, 50):
+            algorithm.learn(None, None, Iteration.number(iteration), None)
+        assert algorithm.config.noise_uncertainty == 0.8
+    np.testing.assert_allclose(counted, [0.8] * 4 + [0.8, 0.4, 0.0, 0.0], atol=1e-6)
 
 
 def test_one_head_has_the_noise_alone():
@@ -245,6 +316,29 @@ def test_the_size_of_rewards_changes_no_step_in_units_of_noise():
     (actor, critic), (actor_100, critic_100) = norms(1.0), norms(100.0)
     assert actor_100 == pytest.approx(actor, rel=1e-3)
     assert 100 * critic_100 == pytest.approx(critic, rel=1e-3)  # on values 100 times as large: d log(loss)
+
+
+def test_each_network_clips_its_own_gradient():
+    gradients = {"actor": {"a": jnp.array([0.3, 0.4])}, "critic": {"b": jnp.array([30.0]), "c": jnp.array([40.0])}}
+    own, _ = optimisers.clip_each_by_norm(0.8).update(gradients, optax.EmptyState())
+    np.testing.assert_allclose(own["actor"]["a"], [0.3, 0.4])
+    np.testing.assert_allclose([*own["critic"]["b"], *own["critic"]["c"]], [0.48, 0.64], rtol=1e-5)
+    together, _ = optax.clip_by_global_norm(0.8).update(gradients, optax.EmptyState())
+    assert float(together["actor"]["a"][0]) < 0.01
+
+
+@pytest.mark.parametrize(("shared_trunk", "moved"), [(False, True), (True, False)])
+def test_a_shared_trunk_is_clipped_as_one(shared_trunk, moved):
+    """Gradients beyond the limit by a factor that the two networks do not share."""
+    params = algorithm_of(shared_trunk=shared_trunk).init_params(np.random.default_rng(0))
+    grads = jax.tree.map(jnp.ones_like, params) | {"actor": jax.tree.map(lambda x: 1e3 * x, params["actor"])}
+
+    def step(**settings):
+        optimiser = algorithm_of(shared_trunk=shared_trunk, optimiser="rmsprop", **settings).optimiser()
+        return jax.tree.leaves(optimiser.update(grads, optimiser.init(params))[1])
+
+    pairs = zip(step(clip_each_network=True), step(), strict=True)
+    assert any(not np.allclose(one, other) for one, other in pairs) == moved
 
 
 def test_it_learns_what_fits_the_observation():

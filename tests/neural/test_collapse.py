@@ -84,14 +84,29 @@ def test_uniform_play_says_nothing_about_the_policy():
     assert heard(rows(EXPLORES + GONE, [0.0] * 16), capo.OffPAC("probe-action", width=8).config) == []
 
 
-def test_the_trainer_warns():
+class Heard(Ticker):
+    """Keeps what is said."""
+
+    silent = False
+
+    def __init__(self):
+        self.texts = []
+
+    def message(self, text):
+        self.texts.append(text)
+
+
+@pytest.mark.parametrize("shown", [Ticker(), Heard()])
+def test_the_trainer_says_it_once(shown):
     agent = capo.PPO("probe-action", width=8)
-    trainer = Trainer(Plan(agent.config, 1, 1), agent.learner, agent._states, Ticker())
+    trainer = Trainer(Plan(agent.config, 1, 1), agent.learner, agent._states, shown)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for log_point in rows(EXPLORES + GONE, [0.0] * 16):
             trainer._warn_of_collapse(log_point)
-    assert [warning.category for warning in caught] == [CapoWarning]
+    warned, said = [warning.category for warning in caught], getattr(shown, "texts", [])
+    assert warned == ([CapoWarning] if shown.silent else [])
+    assert len(said) == (0 if shown.silent else 1)
 
 
 def test_the_returns_of_somebody_else_say_nothing_about_the_policy():

@@ -412,16 +412,21 @@ class Trainer:
                     f"seed {row['seed']}: the mean value is {value:.4g}, at an end of the atoms (v_min={low:g}, "
                     f"v_max={high:g}); returns beyond them can't be told apart: start a new run with a wider range"
                 )
-                self.shown.message(text)
-                warnings.warn(text, CapoWarning, stacklevel=5)
+                self._warn(text)
                 return
 
     def _warn_of_collapse(self, log_point: Rows) -> None:
         """Warn, once, of a policy that stopped exploring before it learned anything."""
         text = self._collapse.look(log_point)
         if text is not None:
+            self._warn(text)
+
+    def _warn(self, text: str) -> None:
+        """Say something once: beside the progress if that is shown, else as a warning."""
+        if self.shown.silent:
+            warnings.warn(text, CapoWarning, stacklevel=6)
+        else:
             self.shown.message(text)
-            warnings.warn(text, CapoWarning, stacklevel=5)
 
 
 def status(frames: int, total: int, speed: float, episode_return: float, left: float) -> str:

@@ -16,6 +16,7 @@ where the paper says nothing, "open" a value chosen here.
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal, Self
@@ -28,6 +29,7 @@ from capo.arrays import Array, Metrics
 from capo.envs.atari import is_atari
 from capo.errors import CapoError
 from capo.neural.agent import Agent
+from capo.neural.algorithms.base import TrainState
 from capo.neural.algorithms.offpolicy import OffPolicy, Targets
 from capo.neural.algorithms.settings import (
     Count,
@@ -39,12 +41,15 @@ from capo.neural.algorithms.settings import (
     TracedNonNegative,
     TracedPositive,
     is_minatar,
+    with_traced,
 )
-from capo.neural.parts import certainty, networks, policies
+from capo.neural.parts import certainty, networks, policies, schedules
 from capo.neural.parts.critic import CriticHead
+from capo.neural.parts.iterations import Iteration
 from capo.neural.parts.networks import Inputs, Params
 from capo.neural.parts.policies import Sizes, taken_column
 from capo.neural.parts.replay import Rollout
+from capo.neural.parts.schedules import Schedule
 from capo.update import clipped_step, coordinate_update
 
 StepKind = Literal["log", "fixed"]
@@ -77,9 +82,14 @@ class NCAPOConfig(RetraceSettings):
     returns of their own; how far they disagree is what the critic does not know. A categorical critic has one."""
     noise_uncertainty: TracedNonNegative = 0.3
     """With advantage_weight=certain: the part of the noise of returns, the rms of G - Q', that counts as
-    uncertainty."""
+    uncertainty, at the start of training."""
+    noise_uncertainty_schedule: Schedule = "constant"
+    """constant, or linear: noise_uncertainty falls to 0 at the horizon."""
     optimism: TracedNonNegative = 0.0
     """With advantage_weight=certain: how many deviations of its uncertainty are added to every advantage."""
+    chance_kept: TracedNonNegative = 0.0
+    """With advantage_weight=certain: each of n actions keeps so many times P(A > 0) / n of probability. Below that
+    it is raised, not lowered: the policy does not become surer than the critic is."""
     explorers: Fraction = 0.0
     """Part of the environments, rounded down, in which one of the critic's heads acts (its best action, with
     epsilon) instead of the policy: what a head hopes for is tried for whole episodes."""
@@ -206,8 +216,8 @@ _CPU = replace(
     entropy_schedule="constant",
 )
 
-# Everything but MinAtar, both default and cpu (docs/research/certain-signs.md): certain signs from eight heads,
-# steps in the logits, a target network that is copied at every iteration.
+# Everything but MinAtar, both default and cpu (docs/research/certain-signs.md): certain signs from eight heads, of
+# which every action keeps its chance, steps in the logits, a target network that is copied at every iteration.
 _VECTOR = replace(
     _DEFAULT,
     n_envs=8,
@@ -218,11 +228,15 @@ _VECTOR = replace(
     gamma=0.99,
     retrace_lambda=0.95,
     actor_lambda=1.0,
-    learning_rate=2e-3,
+    learning_rate=1e-3,
     epsilon_final=0.05,
+    clip_each_network=True,
     shared_trunk=False,
     advantage_weight="certain",
     critic_heads=8,
+    noise_uncertainty=1.0,
+    noise_uncertainty_schedule="linear",
+    chance_kept=0.5,
     explorers=0.25,
     kl="logits",
     floor=1e-3,
@@ -366,6 +380,17 @@ class NCAPOAlgorithm(OffPolicy):
 
     # Learning ---------------------------------------------------------------------------------------------
 
+    def learn(
+        self, state: TrainState, rollouts: Rollout, iteration: Iteration, key: Array
+    ) -> tuple[TrainState, Metrics]:
+        config = self.config
+        counts = schedules.decay(
+            config.noise_uncertainty, config.noise_uncertainty_schedule, self.progress(iteration)
+        )
+        now = copy.copy(self)
+        now.config = with_traced(config, {"noise_uncertainty": counts})
+        return OffPolicy.learn(now, state, rollouts, iteration, key)
+
     def losses(self, log_pi: Array, batch: Rollout, targets: Targets) -> Metrics:
         factors = self.network.factors
         if self.config.advantage_weight == "certain":
@@ -393,13 +418,18 @@ class NCAPOAlgorithm(OffPolicy):
     def certain_signs(self, batch: Rollout, targets: Targets) -> Array:
         """E sign(A) of every action (B, T, A) under what the critic believes; see :mod:`.certainty`."""
         config = self.config
+        mean, variance = self.belief(batch, targets)
+        sign = certainty.expected_sign(mean + config.optimism * jnp.sqrt(variance), variance)
+        return certainty.keep_chance(targets.log_pi, sign, config.chance_kept, self.network.factors)
+
+    def belief(self, batch: Rollout, targets: Targets) -> tuple[Array, Array]:
+        """Mean and variance (B, T, A) of the advantages: of the heads, and of a part of the noise of returns."""
         several = self.critic.n_heads > 1
         q = targets.q if several else targets.q[..., None, :]  # (B, T, M, A)
         returns = targets.returns if several else targets.returns[..., None]
         noise = jnp.mean(jnp.square(returns - taken_column(q, batch.action)))
         mean, variance = certainty.advantage_belief(targets.log_pi, q, self.network.factors)
-        variance = variance + jnp.square(config.noise_uncertainty) * noise
-        return certainty.expected_sign(mean + config.optimism * jnp.sqrt(variance), variance)
+        return mean, variance + jnp.square(self.config.noise_uncertainty) * noise
 
     def critic_unit(self, losses: Array) -> Array | float:
         if self.config.critic_units == "rewards":

@@ -133,7 +133,8 @@ class OffPolicy(Algorithm):
     def optimiser(self) -> optax.GradientTransformation:
         """One optimiser for actor and critic together."""
         config = self.config
-        clip = optax.clip_by_global_norm(config.max_grad_norm)
+        each = config.clip_each_network and not config.shared_trunk
+        clip = (optimisers.clip_each_by_norm if each else optax.clip_by_global_norm)(config.max_grad_norm)
         return optimisers.make(
             config.optimiser, clip, epsilon=config.optimiser_epsilon, decay=config.optimiser_decay
         )

@@ -313,6 +313,9 @@ class RetraceSettings(EpsilonSettings, ActorCriticSettings):
     optimiser: RetraceOptimiser = "adam"
     """adam or rmsprop; one optimiser for actor and critic together."""
     max_grad_norm: TracedPositive = 0.8
+    clip_each_network: bool = False
+    """Whether actor and critic each clip their own gradient to max_grad_norm, instead of both together; only where
+    they share no trunk."""
     target_from: TargetFrom = "current"
     """Policy that the actor's target and Retrace use: current (at every gradient step) or target-network."""
     target_critic: TargetCritic = "full"

@@ -44,6 +44,27 @@ def advantage_belief(log_pi: Array, q: Array, factors: Sizes = ()) -> tuple[Arra
     return mean, jnp.square(advantage - mean[..., None, :]).sum(axis=-2) / max(heads - 1, 1)
 
 
+def keep_chance(log_pi: Array, sign: Array, share: float | Array, factors: Sizes = ()) -> Array:
+    """Expected signs (..., A), turned round where an action is rarer than its chance to be a good one.
+
+    An action keeps ``share`` x P(A > 0) / n of probability, n being how many actions are allowed. Where all signs
+    are certain nothing changes: what is certainly worse keeps nothing.
+
+    Args:
+        log_pi: (..., A) log-probabilities of the policy.
+        sign: (..., A) expected signs, P(A > 0) - P(A < 0).
+        share: what part of an action's chance it keeps.
+        factors: sizes of an action's factors, each with an n of its own.
+
+    >>> keep_chance(jnp.log(jnp.array([0.98, 0.01, 0.01])), jnp.array([0.4, -0.4, -1.0]), 0.5).tolist()
+    [0.4000000059604645, 0.4000000059604645, -1.0]
+    """
+    allowed = (log_pi > FORBIDDEN / 2).astype(sign.dtype)
+    n = each_factor(lambda own: jnp.broadcast_to(own.sum(axis=-1, keepdims=True), own.shape), factors, allowed)
+    chance = allowed * 0.5 * (1.0 + sign) / jnp.maximum(n, 1.0)
+    return jnp.where((sign < 0.0) & (jnp.exp(log_pi) < share * chance), -sign, sign)
+
+
 def mean_certainty(log_pi: Array, sign: Array) -> Array:
     """How certain the signs (..., A) of a state are, 0 to 1: the mean of |sign| over the actions not chosen.
 

@@ -49,6 +49,17 @@ def clip_by_norm_like_torch(limit: float) -> optax.GradientTransformation:
     return optax.GradientTransformation(lambda _: optax.EmptyState(), update)
 
 
+def clip_each_by_norm(limit: float) -> optax.GradientTransformation:
+    """Scale the gradient of each network, an entry of the tree, down to ``limit`` if it is longer."""
+
+    def update(grads: PyTree, state: optax.EmptyState, params: PyTree = None) -> tuple[PyTree, optax.EmptyState]:
+        del params
+        clip = optax.clip_by_global_norm(limit)
+        return {name: clip.update(part, state)[0] for name, part in grads.items()}, state
+
+    return optax.GradientTransformation(lambda _: optax.EmptyState(), update)
+
+
 def global_norm(grads: PyTree) -> Array:
     """Length of the gradient. optax clips by the same expression, so the compiler computes it once."""
     norm: Array = optax.tree.norm(grads)

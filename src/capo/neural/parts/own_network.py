@@ -40,8 +40,12 @@ class OwnNetwork:
     def __init__(self, given: Any, parts: Sequence[Part]) -> None:
         self.name = type(given).__name__
         if isinstance(given, type) or not all(callable(getattr(given, name, None)) for name in ("init", "apply")):
+            shown = repr(given) if isinstance(given, str | int) else f"an object of type {type(given).__name__}"
+            if isinstance(given, type):
+                shown = f"the class {given.__name__}, not an object of it"
             raise CapoError(
-                f"network={given!r} must be 'auto', 'mlp', 'conv', or an object of your own: {_CONTRACT}"
+                f"network is {shown}; it must be 'auto', 'mlp', 'conv', 'nature', 'impala', or an object of your "
+                f"own: {_CONTRACT}"
             )
         self._given = given
         self._shape: Any = {part.name: part.shape for part in parts} if len(parts) > 1 else parts[0].shape
