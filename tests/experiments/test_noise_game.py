@@ -132,6 +132,7 @@ def test_levels_as_one_program_give_the_same_results(
     ("arguments", "message"),
     [
         (["--seconds", "5"], "--seconds needs --together"),
+        (["--together", "--seconds", "-1"], "seconds=-1 must be positive"),
         (["--together", "--workers", "2"], "leave --workers and --on out"),
         (["--algos", "rainbow"], "allowed are ncapo, ncapo-paper, ncapo-sign, ppo"),
         (["--levels", "5"], "allowed are 0, 10, 3"),
