@@ -71,7 +71,7 @@ def test_training_is_noisy_and_evaluations_are_not(
     assert quick(out, "--algos", "ncapo") == 0
     shown = capsys.readouterr()
     assert "QUICK" in shown.out
-    assert "share of its return without noise" in shown.out
+    assert "share of its own: of the return without noise" in shown.out
     assert "1 of 2: NCAPO, noise 0" in shown.err
     monkeypatch.setattr(noise_game, "QUICK_LEVELS", (10.0,))
     assert quick(out) == 0
