@@ -71,7 +71,7 @@ def test_training_is_noisy_and_evaluations_are_not(
     assert quick(out, "--algos", "ncapo") == 0
     shown = capsys.readouterr()
     assert "QUICK" in shown.out
-    assert "share of its return without noise" in shown.out
+    assert "share of its own: of the return without noise" in shown.out
     assert "1 of 2: NCAPO, noise 0" in shown.err
     monkeypatch.setattr(noise_game, "QUICK_LEVELS", (10.0,))
     assert quick(out) == 0
@@ -132,6 +132,7 @@ def test_levels_as_one_program_give_the_same_results(
     ("arguments", "message"),
     [
         (["--seconds", "5"], "--seconds needs --together"),
+        (["--together", "--seconds", "-1"], "seconds=-1 must be positive"),
         (["--together", "--workers", "2"], "leave --workers and --on out"),
         (["--algos", "rainbow"], "allowed are ncapo, ncapo-paper, ncapo-sign, ppo"),
         (["--levels", "5"], "allowed are 0, 10, 3"),

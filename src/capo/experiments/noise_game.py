@@ -109,15 +109,25 @@ def report_game(folder: Path) -> list[str]:
             kept = "-" if clean is None or level == 0 else _kept(scores, finals(clean))
             poster = POSTER[LEARNERS[learner].algorithm].get(level) if game == POSTER_GAME else None
             shown = "-" if poster is None else poster
-            rows.append([_title(learner, level), len(scores), interval(mean(scores)), kept, shown])
-        first = next(iter(own.values()))
+            length, products = f"{record.frames:,}", record.made_by.get("precision") or "not recorded"
+            rows.append(
+                [_title(learner, level), len(scores), length, products, interval(mean(scores)), kept, shown]
+            )
         presets = " or ".join(dict.fromkeys(record.preset for record in own.values()))
         parts.append(
             text_table(
-                f"{game}, preset {presets}, {first.frames:,} frames: Gaussian noise on the training rewards, "
-                "none in evaluations",
-                ["", "seeds", "final return [95 %]", "share of its return without noise [95 %]", "poster, 10 M"],
+                f"{game}, preset {presets}: Gaussian noise on the training rewards, none in evaluations",
+                [
+                    "",
+                    "seeds",
+                    "frames",
+                    "products",
+                    "final return [95 %]",
+                    "share of its own [95 %]",
+                    "poster, 10 M",
+                ],
                 rows,
+                "share of its own: of the return without noise; products: of matrices",
             )
         )
     first = next(iter(next(iter(games.values())).values()))

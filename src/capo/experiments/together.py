@@ -46,6 +46,8 @@ def train_together(
         CapoError: if a training diverged.
     """
     del progress
+    if seconds <= 0:
+        raise CapoError(f"seconds={seconds:g} must be positive")
     if where is not None and not where.inline:
         raise CapoError("--together and --seconds train in this process: leave --workers and --on out")
     todo = [job for job in jobs if job.missing()]
