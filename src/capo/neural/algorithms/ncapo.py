@@ -71,7 +71,8 @@ class NCAPOConfig(RetraceSettings):
     """Added to every step size alpha."""
     advantage_weight: AdvantageWeight = "none"
     """none: only the sign of A counts, as in the paper; normalised: alpha is multiplied by |A| / mean |A|; capped:
-    by the same, but at most 1 (see weight_floor); certain: every action of a state is updated, alpha multiplied by P(A > 0) - P(A < 0) as the critic believes."""
+    by the same, but at most 1 (see weight_floor); certain: every action of a state is updated, alpha multiplied by
+    P(A > 0) - P(A < 0) as the critic believes."""
     weight_floor: TracedNonNegative = 0.3
     """With advantage_weight=capped: pairs with |A| / mean |A| below this are left out of the batch."""
     critic_heads: Count = 1
@@ -243,9 +244,8 @@ _VECTOR = replace(
     entropy_schedule="constant",
 )
 
-# Atari: MinAtar's settings at sizes that are usual for Atari. As many transitions per frame as DQN (8), a replay of
-# 100,000 frames (1.5 GB), clipped rewards, four frames. Reasoned, not tuned: no score of a long training stands
-# behind it.
+# Atari: MinAtar's settings at sizes usual for Atari. As many transitions per frame as DQN (8), a replay of 100,000
+# frames (1.5 GB), clipped rewards, four frames. Reasoned, not tuned: no score of a long training stands behind it.
 _ATARI = replace(
     _SAMPLED,
     n_envs=16,
