@@ -8,8 +8,8 @@
     python benchmarks/gpu.py --out results/gpu/speed.json --table  only print the table of finished rows
 
 A case is ``NAME:SEEDS``, or ``NAME:SEEDS:key=value,key=value`` with settings changed. Names are NCAPO's presets,
-and ``ALGORITHM/PRESET`` for another algorithm. Preset ``default`` trains on each frame 3.2 times (32
-rollouts of 20 steps, 4 updates per iteration of 800 frames). With ``gradient_steps=30`` it is 24 times, the
+and ``ALGORITHM/PRESET`` for another algorithm. Preset ``default`` trains on each frame 6.4 times (32
+rollouts of 20 steps, 8 updates per iteration of 800 frames). With ``gradient_steps=30`` it is 24 times, the
 replay ratio of the paper's table. Frames are summed over seeds; compile time is reported separately.
 Rows that are already in the file are not measured again.
 

@@ -142,25 +142,6 @@ def test_alpha_clip_bonus_and_weight():
     assert step(clip=1.5, advantage_weight="normalised") == pytest.approx(3.0, rel=1e-5)
 
 
-def test_capped_weights_are_at_most_the_papers_step():
-    algorithm = algorithm_of(advantage_weight="capped", weight_floor=0.5)
-    advantage = jnp.array([[3.0, -3.0, 1.0, -0.6, 0.2, 0.0, -0.2, 0.0]])  # mean |A| is 1
-    action = jnp.array([[0, 1, 2, 0, 1, 2, 0, 1]])
-    targets = SimpleNamespace(advantage=advantage)
-    found = algorithm._sampled_advantage(SimpleNamespace(action=action), targets)
-    taken = jnp.take_along_axis(found, action[..., None], axis=-1)[..., 0]
-    np.testing.assert_allclose(taken, [[1.0, -1.0, 1.0, -0.6, 0.0, 0.0, 0.0, 0.0]], atol=1e-6)
-    assert float(jnp.abs(found).sum()) == pytest.approx(float(jnp.abs(taken).sum()))
-
-
-def test_sign_is_the_default_without_the_size_of_the_advantage():
-    for game in ("minatar-asterix", "MinAtar/Asterix-v1"):
-        default, sign = (NCAPOConfig.preset(name, game).to_dict() for name in ("default", "sign"))
-        assert {name for name in sign if sign[name] != default[name]} == {"advantage_weight"}
-        assert default["evaluation"] == "best"
-    assert NCAPOConfig.preset("sign", "CartPole-v1") == NCAPOConfig.preset("default", "CartPole-v1")
-
-
 def test_normalised_weights_do_not_depend_on_the_scale_of_the_rewards():
     """With Q' = 0 the advantages are proportional to the rewards."""
     algorithm = algorithm_of(advantage_weight="normalised")

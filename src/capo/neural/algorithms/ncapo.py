@@ -48,7 +48,7 @@ from capo.neural.parts.replay import Rollout
 from capo.update import clipped_step, coordinate_update
 
 StepKind = Literal["log", "fixed"]
-AdvantageWeight = Literal["none", "capped", "normalised", "certain"]
+AdvantageWeight = Literal["none", "normalised", "certain"]
 KL = Literal["policy-to-target", "target-to-policy", "logits"]
 CriticUnits = Literal["rewards", "noise"]
 
@@ -57,7 +57,7 @@ CriticUnits = Literal["rewards", "noise"]
 class NCAPOConfig(RetraceSettings):
     """All settings of NCAPO. Frames are environment steps of one seed, summed over its environments."""
 
-    PRESETS: ClassVar[tuple[str, ...]] = ("paper", "official", "default", "sign", "cpu", "atari")
+    PRESETS: ClassVar[tuple[str, ...]] = ("paper", "official", "default", "cpu", "atari")
 
     epsilon_start: TracedFraction = 0.3
     epsilon_final: FinalEpsilon = 0.05
@@ -70,11 +70,8 @@ class NCAPOConfig(RetraceSettings):
     alpha_bonus: TracedNonNegative = 0.0
     """Added to every step size alpha."""
     advantage_weight: AdvantageWeight = "none"
-    """none: only the sign of A counts, as in the paper; normalised: alpha is multiplied by |A| / mean |A|; capped:
-    by the same, but at most 1 (see weight_floor); certain: every action of a state is updated, alpha multiplied by
-    P(A > 0) - P(A < 0) as the critic believes."""
-    weight_floor: TracedNonNegative = 0.3
-    """With advantage_weight=capped: pairs with |A| / mean |A| below this are left out of the batch."""
+    """none: only the sign of A counts, as in the paper; normalised: alpha is multiplied by |A| / mean |A|;
+    certain: every action of a state is updated, alpha multiplied by P(A > 0) - P(A < 0) as the critic believes."""
     critic_heads: Count = 1
     """Estimates of Q that the critic gives, 1 or an even number. They start as pairs that cancel and learn from
     returns of their own; how far they disagree is what the critic does not know. A categorical critic has one."""
@@ -103,9 +100,9 @@ class NCAPOConfig(RetraceSettings):
     @classmethod
     def _preset(cls, name: str, env_name: str) -> Self:
         grid = is_minatar(env_name)
-        presets = {"paper": _PAPER, "official": _OFFICIAL, "default": _DEFAULT, "sign": _SIGN, "cpu": _CPU}
+        presets = {"paper": _PAPER, "official": _OFFICIAL, "default": _DEFAULT, "cpu": _CPU, "atari": _ATARI}
         authors = name in ("paper", "official")
-        config = presets.get(name, _ATARI) if grid or authors else _VECTOR
+        config = presets[name] if grid or authors else _VECTOR
         if name == "atari" or (is_atari(env_name) and not authors):
             config = _ATARI
         if authors and "asterix" in env_name.lower():  # the table's footnote: Asterix has two values of its own
@@ -168,13 +165,12 @@ _OFFICIAL = replace(
 
 # Chosen on MinAtar (results/tuning): LayerNorm, a shared trunk, |A| as a weight (normalised, or the critic's
 # gradient drowns it in the shared trunk), a little entropy, a few small batches from a long replay, lambda < 1,
-# little exploration at the end, a critic that looks far ahead and an actor that relies on it. Two frames, since
-# one does not show when things move next.
+# little exploration at the end, a critic that looks far ahead and an actor that relies on it.
 _DEFAULT = NCAPOConfig(
     n_envs=40,
     rollout_length=20,
     batch_size=32,
-    gradient_steps=4,
+    gradient_steps=8,
     replay_rollouts=25600,
     gamma=0.998,
     retrace_lambda=0.8,
@@ -190,22 +186,13 @@ _DEFAULT = NCAPOConfig(
     target_critic="full",
     target_from="current",
     advantage_weight="normalised",
-    entropy=0.003,
+    entropy=0.01,
     entropy_schedule="linear",
-    evaluation="best",
-    frame_stack=2,
 )
-
-# The same without the size of A: steps are never longer than the paper's, shorter where |A| is below the mean (the
-# sign of one sample is uncertain there), and none where it is far below.
-_SIGN = replace(_DEFAULT, advantage_weight="capped")
-
-# What the presets below start from.
-_SAMPLED = replace(_DEFAULT, entropy=0.01, evaluation="sampled", frame_stack=1)
 
 # A quarter of the arithmetic per environment step: an MLP and a lower replay ratio.
 _CPU = replace(
-    _SAMPLED,
+    _DEFAULT,
     n_envs=64,
     rollout_length=8,
     batch_size=64,
@@ -222,7 +209,7 @@ _CPU = replace(
 # Everything but MinAtar, both default and cpu (docs/research/certain-signs.md): certain signs from eight heads,
 # steps in the logits, a target network that is copied at every iteration.
 _VECTOR = replace(
-    _SAMPLED,
+    _DEFAULT,
     n_envs=8,
     rollout_length=16,
     batch_size=16,
@@ -244,10 +231,11 @@ _VECTOR = replace(
     entropy_schedule="constant",
 )
 
-# Atari: MinAtar's settings at sizes usual for Atari. As many transitions per frame as DQN (8), a replay of 100,000
-# frames (1.5 GB), clipped rewards, four frames. Reasoned, not tuned: no score of a long training stands behind it.
+# Atari: MinAtar's default at sizes that are usual for Atari. As many transitions per frame as DQN (8), a replay of
+# 100,000 frames (1.5 GB), clipped rewards, four frames. Reasoned, not tuned: no score of a long training stands
+# behind it.
 _ATARI = replace(
-    _SAMPLED,
+    _DEFAULT,
     n_envs=16,
     rollout_length=20,
     batch_size=32,
@@ -394,12 +382,9 @@ class NCAPOAlgorithm(OffPolicy):
             q = targets.q.mean(axis=-2) if self.critic.n_heads > 1 else targets.q
             advantage = factor_advantages(targets._replace(advantage=sampled, q=q), batch.action, factors)
         advantage = jnp.where(policies.is_taken(batch.action, n_actions, factors), advantage, 0.0)
-        if self.config.advantage_weight in ("normalised", "capped"):
+        if self.config.advantage_weight == "normalised":
             # The signs stay: this only decides how much the batch's advantages weigh against each other.
             advantage = advantage / (jnp.mean(jnp.abs(sampled)) + 1e-8)
-        if self.config.advantage_weight == "capped":
-            capped = jnp.clip(advantage, -1.0, 1.0)
-            advantage = jnp.where(jnp.abs(advantage) < self.config.weight_floor, 0.0, capped)
         return advantage
 
     def certain_signs(self, batch: Rollout, targets: Targets) -> Array:

@@ -73,10 +73,7 @@ _OWN_DEFAULT: dict[str, Any] = {
     "learning_rate": 1e-3,
     "gradient_steps": 30,
     "replay_rollouts": 6400,
-    "entropy": 0.01,
     "entropy_schedule": "constant",
-    "frame_stack": 1,
-    "evaluation": "sampled",
 }
 # Nor do values that belong to NCAPO's certain signs.
 _OWN_VECTOR: dict[str, Any] = {
