@@ -199,7 +199,8 @@ def _own_options(options: argparse.Namespace, experiment: Experiment) -> dict[st
     """The options given that only some experiments accept; refused where they do not apply."""
     given = {name: getattr(options, name) for name in _OWN_OPTIONS if getattr(options, name) is not None}
     if given and options.draw_only:
-        raise CapoError(f"{_flag(next(iter(given)))} does not apply to --draw-only, which draws everything there is")
+        first = _flag(next(iter(given)))
+        raise CapoError(f"{first} does not apply to --draw-only, which draws everything there is")
     for name in given:
         if name not in experiment.OPTIONS:
             raise CapoError(f"{_flag(name)} does not apply to {options.experiment}")
