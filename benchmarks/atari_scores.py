@@ -39,7 +39,9 @@ def train(options: argparse.Namespace) -> None:
     overrides = dict(pair.split("=", 1) for pair in options.set)
     preset = "default" if options.algorithm == "pqn" else "atari"
     begin = time.perf_counter()
-    agent: Any = made(f"ALE/{options.game}-v5", preset, seed=options.seed, log_every=options.log_every, **overrides)
+    agent: Any = made(
+        f"ALE/{options.game}-v5", preset, seed=options.seed, log_every=options.log_every, **overrides
+    )
     content: dict[str, Any] = {
         "game": options.game,
         "algorithm": options.algorithm,

@@ -4,7 +4,8 @@ An environment with a stack of k frames would otherwise move and copy every fram
 is collected is what :class:`capo.neural.learners.host.Collector` collects and
 :func:`capo.neural.parts.replay.pack_rollouts` packs, bit for bit.
 
-The environments may be in two groups that take turns: while one is stepped, the device chooses the other's actions.
+The environments may be in two groups that take turns: while one is stepped, the device chooses actions for the
+other.
 """
 
 from __future__ import annotations
@@ -139,7 +140,7 @@ class FrameCollector:
 
 
 def next_stack(spec: ReplaySpec, stack: Array, frame: Array, fresh: Array) -> Array:
-    """The stacks (n, *observation_shape) after a frame (n, *frame_shape); it alone where an episode is new (n,)."""
+    """The stacks (n, *observation_shape) after frames (n, *frame_shape); these alone where ``fresh`` (n,)."""
     if spec.frames == 1:
         return frame
     filled = jnp.concatenate([frame] * spec.frames, axis=-1)
