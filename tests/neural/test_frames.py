@@ -47,7 +47,7 @@ def on_frames(spec: replay.ReplaySpec, groups: int = 1) -> Any:
 
 @pytest.mark.parametrize("frames", [1, 3])
 @pytest.mark.parametrize("limit", [0, 7])
-@pytest.mark.parametrize("name", ["Numbered-v0", "CartPole-v1"])
+@pytest.mark.parametrize("name", ["Numbered-v0", "CartPole-v1", "FrozenLake-v1"])  # the last one's are bits
 def test_the_same_rollouts_as_on_the_host(name: str, frames: int, limit: int) -> None:
     if "Numbered-v0" not in gymnasium.registry:
         gymnasium.register("Numbered-v0", Numbered)

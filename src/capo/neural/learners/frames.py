@@ -19,6 +19,7 @@ import numpy as np
 
 from capo.arrays import Array, NDArray
 from capo.envs.protocol import HostStep, HostVector
+from capo.neural.parts import replay
 from capo.neural.parts.replay import ReplaySpec, Rollout
 
 # (stack, frame, fresh, turn) -> (new stack, actions, log-probabilities), all of one group and on the device
@@ -136,7 +137,7 @@ class FrameCollector:
             return obs, jnp.stack(group["action"], axis=1), jnp.stack(group["log_mu"], axis=1)
 
         obs, action, log_mu = (jnp.concatenate(parts) for parts in zip(*map(one, rows), strict=True))
-        return Rollout(obs, action, reward, terminated, truncated, log_mu)
+        return Rollout(replay.pack_frames(self._spec, obs), action, reward, terminated, truncated, log_mu)
 
 
 def next_stack(spec: ReplaySpec, stack: Array, frame: Array, fresh: Array) -> Array:
