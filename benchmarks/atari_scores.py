@@ -21,8 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-# What the papers report, in the agent's own steps: DQN after 50 M steps (Mnih et al. 2015, table 2), PPO after 10 M
-# (Schulman et al. 2017, table 6: the mean of the last 100 training episodes).
+# What the papers report, in the agent's own steps: DQN after 50 M (Mnih et al. 2015), PPO after 10 M (Schulman et
+# al. 2017: the mean of the last 100 training episodes).
 PUBLISHED = {"Pong": "DQN 18.9 (50 M), PPO 20.7 (10 M)", "Breakout": "DQN 401.2 (50 M), PPO 274.8 (10 M)"}
 ALGORITHMS = ("ncapo", "ppo", "pqn")
 
@@ -39,7 +39,9 @@ def train(options: argparse.Namespace) -> None:
     overrides = dict(pair.split("=", 1) for pair in options.set)
     preset = "default" if options.algorithm == "pqn" else "atari"
     begin = time.perf_counter()
-    agent: Any = made(f"ALE/{options.game}-v5", preset, seed=options.seed, log_every=options.log_every, **overrides)
+    agent: Any = made(
+        f"ALE/{options.game}-v5", preset, seed=options.seed, log_every=options.log_every, **overrides
+    )
     content: dict[str, Any] = {
         "game": options.game,
         "algorithm": options.algorithm,
@@ -57,7 +59,7 @@ def train(options: argparse.Namespace) -> None:
         **provenance(),
     }
 
-    def on_log(agent: Any, rows: list[dict[str, float]]) -> bool:
+    def on_log(_: Any, rows: list[dict[str, float]]) -> bool:
         row = rows[0]
         seconds = time.perf_counter() - begin
         point = {name: _rounded(row.get(name)) for name in _LOGGED}
@@ -77,6 +79,14 @@ def train(options: argparse.Namespace) -> None:
     agent.close()
 
 
+def _name(run: dict[str, Any]) -> str:
+    """The algorithm; of NCAPO also how advantages are weighted, and which loss its actor has."""
+    config = run["config"]
+    if run["algorithm"] != "ncapo":
+        return str(run["algorithm"])
+    return f"ncapo, {config['advantage_weight']}, {config['kl']}"
+
+
 _LOGGED = ("episodes", "episode_return", "episode_length", "entropy", "value", "critic_loss", "frames_per_second")
 
 
@@ -93,7 +103,7 @@ def _version(package: str) -> str:
 def table(folder: Path) -> str:
     """All runs in a folder as Markdown."""
     lines = [
-        "| game | algorithm | seed | frames | minutes | frames/s | final score (whole games) | last 100,000 frames |",
+        "| game | algorithm | seed | frames | minutes | frames/s | evaluation | last 100,000 frames of training |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for path in sorted(folder.glob("*.json")):
@@ -105,7 +115,7 @@ def table(folder: Path) -> str:
         seconds = run["training_seconds"]
         said = "-" if score is None else f"{score['mean']:.1f} ({score['episodes_per_seed']} games)"
         lines.append(
-            f"| {run['game']} | {run['algorithm']} | {run['seed']} | {run['frames']:,} | {seconds / 60:.1f} | "
+            f"| {run['game']} | {_name(run)} | {run['seed']} | {run['frames']:,} | {seconds / 60:.1f} | "
             f"{run['frames'] / seconds:,.0f} | {said} | {mean:.1f} |"
         )
     games = sorted(PUBLISHED)

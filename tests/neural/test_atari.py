@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -14,6 +15,7 @@ from capo import envs
 from capo.envs.atari import AtariEnv, AtariVector, is_atari
 from capo.envs.wrappers import wrap
 from capo.errors import CapoError
+from capo.neural.learners.frames import FrameCollector, next_stack
 from capo.neural.learners.host import Collector
 from capo.neural.parts import replay
 
@@ -108,6 +110,29 @@ def test_training_curves_count_whole_games_by_their_own_rewards() -> None:
         back = replay.unpack_rollouts(spec, replay.pack_rollouts(spec, rollouts))
         np.testing.assert_array_equal(back.obs, rollouts.obs)
         assert rollouts.terminated.sum() > 0
+
+
+def test_two_groups_play_what_each_plays_alone() -> None:
+    """Threads of both groups run at the same time; nothing depends on which is faster."""
+    env, length = AtariEnv("ALE/Breakout-v5"), 60
+    spec = replay.spec_for((84, 84, 4), np.uint8, True, n_envs=4, length=length, frames=4)
+    chosen = actions(length, 2)
+
+    def act(stack: Any, frame: Any, fresh: Any, turn: int) -> Any:
+        return next_stack(spec, stack, frame, fresh), jnp.asarray(chosen[turn // 2]), jnp.zeros(2)
+
+    both, _ = FrameCollector([env.open(2), env.open(2)], spec, seed=5).collect(act)
+    for first in (0, 2):
+        alone = env.open(2)
+        frames = [alone.reset(5 + first)]
+        for t in range(length):
+            moved = alone.step(chosen[t])
+            frames.append(moved.obs)
+            np.testing.assert_array_equal(both.reward[first : first + 2, t], moved.reward)
+            np.testing.assert_array_equal(both.terminated[first : first + 2, t], moved.terminated)
+        rows = np.asarray(both.obs)[first : first + 2, 3 : 3 + length]
+        np.testing.assert_array_equal(rows, np.stack(frames[:-1], axis=1))
+        alone.close()
 
 
 def test_time_limits_restart_single_games() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import jax
 
+from capo.envs.atari import is_atari
 from capo.envs.layout import MASK
 from capo.envs.masks import METHOD
 from capo.envs.spaces import Leaf
@@ -38,6 +39,8 @@ def introduce(plan: Plan, learner: Learner, preset: str, groups: int, asked: int
     slow = "cpu" in plan.settings.PRESETS and preset != "cpu" and is_minatar(learner.env.name)
     if slow and jax.default_backend() == "cpu":
         yield f"preset {preset} is meant for a GPU; on this machine preset cpu is several times as fast"
+    if is_atari(learner.env.name) and jax.default_backend() == "cpu":
+        yield "Atari's frames are meant for a GPU; on a processor, convolutions are nearly the whole cost"
     if frames != asked:
         yield f"rounded up to {frames:,} frames: whole iterations of {plan.frames_per_iteration:,}"
 

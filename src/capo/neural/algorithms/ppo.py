@@ -90,8 +90,8 @@ class PPOConfig(OnPolicySettings):
                 shared_trunk=True,  # open
             )
         if name == "atari" or is_atari(env_name):
-            # The values of the PPO paper's Atari table, as Stable-Baselines3's zoo has them, but for more environments
-            # with shorter rollouts (8 x 128 there), and a higher learning rate (2.5e-4).
+            # The values of the PPO paper's Atari table, as Stable-Baselines3's zoo has them, but for more
+            # environments with shorter rollouts (8 x 128 there), and a higher learning rate (2.5e-4).
             return cls(
                 n_envs=64,
                 rollout_length=32,

@@ -4,7 +4,8 @@ An environment with a stack of k frames would otherwise move and copy every fram
 is collected is what :class:`capo.neural.learners.host.Collector` collects and
 :func:`capo.neural.parts.replay.pack_rollouts` packs, bit for bit.
 
-The environments may be in two groups that take turns: while one is stepped, the device chooses the other's actions.
+The environments may be in two groups that take turns: while one is stepped, the device chooses actions for the
+other.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 
 from capo.arrays import Array, NDArray
 from capo.envs.protocol import HostStep, HostVector
+from capo.neural.parts import replay
 from capo.neural.parts.replay import ReplaySpec, Rollout
 
 # (stack, frame, fresh, turn) -> (new stack, actions, log-probabilities), all of one group and on the device
@@ -135,11 +137,11 @@ class FrameCollector:
             return obs, jnp.stack(group["action"], axis=1), jnp.stack(group["log_mu"], axis=1)
 
         obs, action, log_mu = (jnp.concatenate(parts) for parts in zip(*map(one, rows), strict=True))
-        return Rollout(obs, action, reward, terminated, truncated, log_mu)
+        return Rollout(replay.pack_frames(self._spec, obs), action, reward, terminated, truncated, log_mu)
 
 
 def next_stack(spec: ReplaySpec, stack: Array, frame: Array, fresh: Array) -> Array:
-    """The stacks (n, *observation_shape) after a frame (n, *frame_shape); it alone where an episode is new (n,)."""
+    """The stacks (n, *observation_shape) after frames (n, *frame_shape); these alone where ``fresh`` (n,)."""
     if spec.frames == 1:
         return frame
     filled = jnp.concatenate([frame] * spec.frames, axis=-1)

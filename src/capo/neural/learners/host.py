@@ -6,6 +6,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -196,7 +197,7 @@ class HostLearner(Learner):
         for now in range(first, first + iterations):
             epsilon = self.algorithm.exploration(np.float32(now * self.frames_per_iteration))
             acting = state.behind or self._acting(state)
-            args = (*self._begin(acting, state.key, Iteration.of(np.int32(now % ERA), now // ERA)), epsilon)
+            args = (*self._begin(acting, state.key, _iteration(now)), epsilon)
             try:
                 rollouts, episodes = self._collect(collector, args)
             except EnvironmentFailed as error:
@@ -353,7 +354,7 @@ class HostLearner(Learner):
         with failure_context(self.env.name):
             if self._by_frames:
                 groups = self._open_groups()
-                self._closing = weakref.finalize(self, _close, groups)
+                self._closing = weakref.finalize(self, partial(_close, groups))
                 self._collector = FrameCollector(groups, self.replay, seed)
                 return
             envs = self.env.open(self.config.n_envs)
@@ -386,6 +387,12 @@ def _begin_jitted(acting: PyTree, keys: Array, iteration: Iteration) -> tuple[Py
     """Acting networks and normaliser of the only seed, and the key of an iteration's actions."""
     params, normaliser = jax.tree.map(lambda leaf: leaf[0], acting)
     return params, normaliser, jax.random.split(iteration.fold_into(keys[0]))[0]
+
+
+def _iteration(number: int) -> Iteration:
+    """As :meth:`Iteration.number`, but on the host: the device would compile a program for it."""
+    low: Any = np.uint32(number % ERA)
+    return Iteration(low, number // ERA)
 
 
 def _close(groups: Sequence[HostVector]) -> None:

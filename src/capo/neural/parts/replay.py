@@ -206,6 +206,11 @@ def unpack_rollouts(spec: ReplaySpec, stored: Rollout) -> Rollout:
     return stored._replace(obs=stacks.reshape(*stacks.shape[:2], *spec.observation_shape))
 
 
+def pack_frames(spec: ReplaySpec, frames: Array) -> Array:
+    """Single frames (..., *frame_shape) as they are stored."""
+    return pack(_one_frame(spec), frames)
+
+
 def _one_frame(spec: ReplaySpec) -> ReplaySpec:
     """The same replay of single frames."""
     return replace(spec, observation_shape=spec.frame_shape, frames=1)
