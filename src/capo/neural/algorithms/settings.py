@@ -226,7 +226,7 @@ class CommonSettings(Settings):
     """What happens while environments of the host are stepped. none: nothing. acting: they are stepped in two
     groups, so that the device chooses actions for one while the other is stepped in its own threads (Atari).
     learning: besides, an iteration's rollouts are collected with the networks from before the last iteration's
-    learning, which goes on meanwhile; its actions are one iteration behind."""
+    learning, which continues meanwhile; its actions are one iteration behind."""
 
     @property
     def frames_per_iteration(self) -> int:
