@@ -20,6 +20,7 @@ from capo.tabular.mdp import MDP, Floats
 from capo.tabular.modified import Residuals, action_mask, one_hot
 
 MOST_PADDING = 3.0  # padded successors per real one; beyond it, rows differ too much in length
+FEW = 2  # own sweeps that gain nothing: gathering P_pi before them costs as much as another improvement
 MOST_SKIPPED = 15  # rounds in a row without a policy's own sweeps, where those gain nothing
 UNROLLED = 16  # loops of up to this many steps are written out, so that they become one kernel
 
@@ -114,13 +115,13 @@ class Device:
         """Go back to the first policy and values."""
         with jax.enable_x64(True):
             self._values, self._action = self._begin(self._problem)
-        self._skipped, self._to_skip = 0, 0
+        self._skipped, self._to_skip, self._size = 0, 0, 0.0
 
     @property
     def share(self) -> float:
         """0 in rounds that should not make a policy's own sweeps.
 
-        Where one of them reaches its goal at once, as where values spread state by state and only improvements
+        Where one or two of them reach their goal, as where values spread state by state and only improvements
         carry them further, gathering P_pi costs more than it gains: they are left out for 1, 3, 7, ... rounds.
         """
         return 0.0 if self._skipped <= self._to_skip else 1.0
@@ -129,13 +130,14 @@ class Device:
         self._skipped += 1
         with jax.enable_x64(True):
             self._values, self._action, found = self._improve(self._problem, self._values, self._action)
-            return Residuals(*(float(number) for number in jax.device_get(found)))
+            up, low, self._size = np.asarray(found).tolist()  # one transfer: a round waits for nothing else
+            return Residuals(up, low, up)
 
     def sweep(self, most: int, goal: float) -> tuple[int, float, float]:
         with jax.enable_x64(True):
             self._values, *found = self._sweep(self._problem, self._values, self._action, most, goal)
             count, low, high = jax.device_get(found)
-        self._to_skip = min(2 * self._to_skip + 1, MOST_SKIPPED) if count == 1 < most else 0
+        self._to_skip = min(2 * self._to_skip + 1, MOST_SKIPPED) if count <= FEW < most else 0
         self._skipped = 0
         return int(count), float(low), float(high)
 
@@ -149,7 +151,7 @@ class Device:
             self._values = self._values + amount
 
     def size(self) -> float:
-        return float(np.abs(np.asarray(self._values[:: max(1, len(self._values) // 64)])).max())
+        return self._size
 
     def value_at(self, start: Floats) -> float:
         with jax.enable_x64(True):
@@ -326,11 +328,13 @@ def _begin(put: Any, gamma: float, n_states: int, problem: Problem) -> tuple[Any
 
 def _improve(
     put: Any, gamma: float, n_states: int, problem: Problem, values: Any, action: Any
-) -> tuple[Any, Any, tuple[Any, Any, Any]]:
+) -> tuple[Any, Any, Any]:
+    """New values and actions; the greatest and the least residual, and the size of some of the values: (3,)."""
     best, chosen, kept = _best(problem, gamma, values, action)
     action = jnp.where(best > kept, chosen, action)
     low, high = _spread(n_states, best - values)
-    return put(best), action, (high, low, high)
+    size = jnp.abs(best[:: max(1, len(best) // 64)]).max()
+    return put(best), action, jnp.stack([high, low, size])
 
 
 def _sweep(
