@@ -47,13 +47,17 @@ def commit() -> str | None:
         return None
 
 
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on macOS and Windows
+        return os.cpu_count() or 1
+
+
 def hardware() -> dict[str, Any]:
     """The machine: processor, cores this process may use, and the accelerator where jax is in use."""
-    try:
-        cores = len(os.sched_getaffinity(0))
-    except AttributeError:  # not on macOS and Windows
-        cores = os.cpu_count() or 1
-    found: dict[str, Any] = {"system": platform.platform(), "processor": _processor(), "cores": cores}
+    found: dict[str, Any] = {"system": platform.platform(), "processor": _processor(), "cores": usable_cores()}
     if "jax" in sys.modules:  # the tabular half does not import it
         jax = sys.modules["jax"]
         found |= {"backend": jax.default_backend(), "devices": [device.device_kind for device in jax.devices()]}

@@ -389,3 +389,30 @@ def test_a_training_with_a_time_limit_is_a_result_of_fewer_frames(
     assert quick(tmp_path / "again", "--algos", "ncapo", "--seconds", "1e9") == 0
     again = json.loads((tmp_path / "again" / "breakout-ncapo-cpu.json").read_text())
     assert again["seeds"] == theirs["seeds"]
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_time_limit_costs_no_finished_seed_and_trains_those_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    limited = ("--algos", "ncapo", "--first-seed", "100", "--seconds")
+    assert quick(tmp_path, *limited, "1e-9") == 0
+    file = tmp_path / "breakout-ncapo-cpu.json"
+    stopped = file.read_bytes()
+    assert [entry["seed"] for entry in json.loads(stopped)["seeds"]] == [100, 101]
+    assert quick(tmp_path, *limited, "1e-9") == 0
+    assert file.read_bytes() == stopped, "the same command finds it finished"
+    file.unlink()
+    assert quick(tmp_path, *limited, "1e9") == 0
+    whole = json.loads(file.read_text())
+    capsys.readouterr()
+    assert quick(tmp_path, *limited, "1e-9", "--seeds", "3") == 2, (
+        "what was stopped is not put beside what is whole"
+    )
+    assert "nothing was added" in capsys.readouterr().err
+    assert json.loads(file.read_text()) == whole
+    assert quick(tmp_path, *limited, "1e9", "--seeds", "3") == 0
+    more = json.loads(file.read_text())
+    assert more["seeds"][:2] == whole["seeds"]
+    assert [program["seeds"] for program in more["programs"]] == [[100, 101], [102]]
+    assert quick(tmp_path, *limited, "0") == 2

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers_masks import Doors, Gates
+from helpers_masks import N_ACTIONS, Doors, Gates
 from helpers_shell import ENV, TINY
 
 import capo
@@ -226,6 +226,38 @@ def test_probability_for_nothing_that_is_allowed_is_an_error() -> None:
     behaviour = Behaviour(lambda _: np.array([[1.0, 0.0]] * 2), 1.0, 2, "f", (), layout)
     with pytest.raises(capo.CapoError, match="no probability for any of the actions that the action mask allows"):
         behaviour.on_host(rows)
+
+
+class OpenAtFirst(Doors):
+    """Every action is allowed until the first step, so that nothing is found out before the training."""
+
+    def action_mask(self, state: Any) -> Any:
+        return state[1] | (state[0] == 0)
+
+
+def test_it_is_an_error_in_a_compiled_program_too() -> None:
+    def first(obs: Any) -> Any:
+        return jnp.tile(jnp.eye(N_ACTIONS)[0], (len(obs["action_mask"]), 1))
+
+    with pytest.raises(capo.CapoError, match="the behaviour gave no probability to any of the actions that"):
+        capo.NCAPO(OpenAtFirst(), **SMALL).learn(640, behaviour=first)
+    with pytest.raises(capo.CapoError, match="the behaviour gave no probability to any of the actions that"):
+        capo.NCAPO(OpenAtFirst(), **SMALL).learn(640, behaviour=capo.Mixture(first, share=0.5))
+
+
+@pytest.mark.parametrize("env", [Doors(), "probe-action"], ids=["masked", "plain"])
+def test_the_same_behaviour_again_compiles_nothing(env: Any) -> None:
+    def uniform(obs: Any) -> Any:
+        rows = obs["action_mask"] if isinstance(obs, dict) else obs
+        n_actions = N_ACTIONS if isinstance(obs, dict) else 2
+        return jnp.full((len(rows), n_actions), 1 / n_actions)
+
+    agent, other = (capo.NCAPO(env, **SMALL) for _ in range(2))
+    for behaviour in (uniform, other):
+        learner = agent.learn(64, behaviour=behaviour, horizon=640).learner
+        assert agent.learn(64, behaviour=behaviour, horizon=640).learner is learner
+    other.learn(64)
+    assert agent.learn(64, behaviour=other, horizon=640).learner is not learner, "the policy as it is now"
 
 
 class Dials:

@@ -216,6 +216,28 @@ def test_a_jitted_environment_of_several_parts(tmp_path: Path) -> None:
     np.testing.assert_allclose(found["probabilities"], wanted.probabilities, rtol=1e-5, atol=1e-5)
 
 
+class Named(gymnasium.Env[Any, Any]):
+    """Parts of the observation have the names of the file's outputs, and of its nodes."""
+
+    observation_space = spaces.Dict({name: spaces.Box(-1, 1, (2,)) for name in ("action", "add_3", "value")})
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return self.observation_space.sample(), 1.0, True, False, {}
+
+
+def test_parts_may_have_any_name(tmp_path: Path) -> None:
+    agent = capo.NCAPO(Named(), width=16)
+    batch = {name: np.random.default_rng(0).random((3, 2), np.float32) for name in Named.observation_space}
+    inputs = {"action_observation": batch["action"], "add_3": batch["add_3"], "value_observation": batch["value"]}
+    found, wanted = played(agent.export(tmp_path / "policy"), **inputs), agent.policy(batch)
+    np.testing.assert_allclose(found["probabilities"], wanted.probabilities, rtol=1e-5, atol=1e-5)
+
+
 def test_a_policy_of_half_precision_is_exported_in_float32(tmp_path: Path) -> None:
     """What a GPU computes is less exact than the file, which is no reason to refuse."""
     agent = capo.NCAPO("minatar-breakout", width=16, precision="bfloat16")

@@ -347,6 +347,11 @@ def test_without_a_discount_the_signs_are_those_of_the_undiscounted_advantages()
         lambda mdp: mdp.original_values(np.zeros(6)),
         lambda mdp: capo.theory.evaluate(mdp, mdp.uniform_policy),
         lambda mdp: capo.verify("nowhere.npz", mdp),
+        lambda mdp: capo.theory.batch_rate(mdp, np.full(6, 1 / 6)),
+        lambda mdp: capo.theory.cyclic_rate(mdp, np.full(6, 1 / 6)),
+        lambda mdp: capo.theory.randomized_rate(mdp, np.full(6, 1 / 6), np.full((6, 2), 1 / 12)),
+        lambda mdp: capo.theory.natural_gradient_rate(mdp, 1.0, 3),
+        lambda mdp: capo.theory.value_rounding(mdp, 1.0),
     ],
 )
 def test_without_a_discount_a_horizon_is_needed(use):

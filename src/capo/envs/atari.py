@@ -11,7 +11,6 @@ scores of the training curve are those of whole games. Evaluations play whole ga
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from capo.envs.ids import split_id
 from capo.envs.layout import Layout
 from capo.envs.protocol import FirstAction, HostStep, HostVector, WatchableEnv
 from capo.errors import CapoError, unknown_name
+from capo.provenance import usable_cores
 
 PREFIX = "ALE/"
 SIZE = 84  # pixels of an observation's side
@@ -195,11 +195,6 @@ class _Watched:
 
     def close(self) -> None:
         self._vector.close()
-
-
-def usable_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _channels_last(obs: NDArray) -> NDArray:

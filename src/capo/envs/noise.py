@@ -44,7 +44,7 @@ class NoisyReward:
         self.observation_shape = tuple(inner.observation_shape)
         self.observation_dtype = inner.observation_dtype
         self.truncates = EnvSpec(inner).truncates
-        for optional in ("observation_high", "layout", "action_mask", "factors"):
+        for optional in ("observation_high", "layout", "action_mask", "factors", "costly_reset"):
             if hasattr(inner, optional):
                 setattr(self, optional, getattr(inner, optional))
 

@@ -73,7 +73,7 @@ def run(
             for name, own in kinds
         ]
     )
-    train = partial(train_together, seconds=seconds) if seconds else training.train_all
+    train = training.train_all if seconds is None else partial(train_together, seconds=seconds)
     train(jobs, teller("minatar", progress), progress, training.place(on, workers, gpus))
 
 

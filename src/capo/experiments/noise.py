@@ -107,8 +107,8 @@ def run(
     """
     plan = QUICK if quick else noise_game.PLAN
     if together:
-        options["train"] = partial(train_together, seconds=seconds or math.inf)
-    elif seconds:
+        options["train"] = partial(train_together, seconds=math.inf if seconds is None else seconds)
+    elif seconds is not None:
         raise CapoError("--seconds needs --together")
     training.run_parts("noise", TABULAR, plan, noise_game.jobs, out, progress, **options)
 

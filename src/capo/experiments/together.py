@@ -50,15 +50,16 @@ def train_together(
         raise CapoError(f"seconds={seconds:g} must be positive")
     if where is not None and not where.inline:
         raise CapoError("--together and --seconds train in this process: leave --workers and --on out")
-    todo = [job for job in jobs if job.missing()]
-    same = lambda job: (job.game, job.algorithm, job.preset, str(job.settings))
-    for _, group in itertools.groupby(todo, same):
-        _train([*group], say, time.monotonic() + seconds)
+    todo = [(job, job.missing()) for job in jobs]
+    same = lambda one: (one[0].game, one[0].algorithm, one[0].preset, str(one[0].settings), one[1])
+    for (*_, missing), group in itertools.groupby(todo, same):
+        if missing:
+            _train([job for job, _ in group], missing, say, time.monotonic() + seconds)
 
 
-def _train(jobs: Sequence[Job], say: Say, deadline: float) -> None:
-    first = jobs[0]
-    plan, seeds = first.plan, list(range(first.plan.seeds))
+def _train(jobs: Sequence[Job], seeds: Sequence[int], say: Say, deadline: float) -> None:
+    first, stored = jobs[0], [job.stored() for job in jobs]
+    plan = first.plan
     algorithm, env = registry.find(first.algorithm), envs.make(first.env)
     config = override(algorithm.settings.preset(first.preset, first.env), first.settings)
     per_iteration = config.frames_per_iteration
@@ -93,10 +94,16 @@ def _train(jobs: Sequence[Job], say: Say, deadline: float) -> None:
             speed = done * per_iteration * learner.n_seeds / seconds
             say(f"frame {done * per_iteration:,}: returns {means}; {speed:,.0f} frames/s")
     finals = _play(learner, state, seeds, plan.final_episodes, 1)
-    made: Row = {"precision": _precision(learner), **provenance(), "started": started}
+    made: Row = {"precision": layers.precision_here(learner.network), **provenance(), "started": started}
     frames = done * per_iteration
     if done < target:
         say(f"stopped at frame {frames:,} of {target * per_iteration:,}: the time is up")
+        kept = [str(job.file) for job, there in zip(jobs, stored, strict=True) if there]
+        if kept:
+            raise CapoError(
+                f"{', '.join(kept)}: holds seeds that were trained to the end, and this run was stopped at frame "
+                f"{frames:,}, so nothing was added: give more --seconds, or another --out"
+            )
         jobs = [replace(job, plan=replace(job.plan, frames=frames)) for job in jobs]
     for level, job in enumerate(jobs):
         at = [level * len(seeds) + index for index in range(len(seeds))]
@@ -113,6 +120,7 @@ def _train(jobs: Sequence[Job], say: Say, deadline: float) -> None:
                 for seed, row in zip(seeds, at, strict=True)
             ],
             {"seeds": seeds, "wall_seconds": round(seconds, 1), "rows_of_its_program": learner.n_seeds, **made},
+            stored[level],
         )
     say(f"{names}: final returns {', '.join(f'{level:.2f}' for level in finals.reshape(len(jobs), -1).mean(1))}")
 
@@ -122,8 +130,3 @@ def _play(learner: NoiseLearner, state: TrainState, seeds: Sequence[int], episod
     key = stream_key(seed, EVALUATE_STREAM)
     keys = jax.vmap(lambda one: jax.random.fold_in(key, one))(np.tile(seeds, learner.n_seeds // len(seeds)))
     return learner.evaluate(learner.playable(state), keys, episodes)
-
-
-def _precision(learner: NoiseLearner) -> str:
-    chosen = str(learner.network.precision)
-    return "tf32" if chosen == "float32" and layers.products_are_rounded() else chosen

@@ -19,7 +19,7 @@ from capo.errors import CapoError, unknown_name
 from capo.experiments import results
 from capo.experiments.common import Row, Say, content_of, split_names, teller
 from capo.neural.algorithms import registry
-from capo.neural.algorithms.settings import override
+from capo.neural.algorithms.settings import CommonSettings, override
 from capo.report import statistics, wording
 from capo.report.series import Kind
 from capo.runs.layout import CONFIG, EVALUATION, is_run
@@ -181,7 +181,7 @@ class Job:
             CapoError: if the algorithm has no such preset, or if the file, or a run to be continued, has other
                 settings.
         """
-        done = {entry["seed"] for entry in self._stored().get("seeds", ())}
+        done = {entry["seed"] for entry in self.stored().get("seeds", ())}
         first = self.plan.first_seed
         left = [seed for seed in range(first, first + self.plan.seeds) if seed not in done]
         for path, config in self._stopped():
@@ -190,8 +190,11 @@ class Job:
                 _refuse(f"{path}: is a run with", _differences(wanted, config) + self._changes(config["config"]))
         return left
 
-    def _stored(self) -> Row:
-        """The results file; empty if it is missing or damaged (the run's folder can make it again)."""
+    def stored(self) -> Row:
+        """The results file; empty if it is missing or damaged (the run's folder can make it again).
+
+        One that a time limit stopped is that of the plan whose frames it was made for.
+        """
         wanted = self._identity()  # before anything is read: it checks the preset
         try:
             read_result(self.file)
@@ -205,9 +208,16 @@ class Job:
                 f"({', '.join(unknown)} missing), so nothing can be added to it: give another --out (--draw-only "
                 "still shows what is there)"
             )
-        differ = _differences(wanted | self._protocol(), stored)
+        asked = {"frames": self.plan.frames} if self._was_stopped(stored) else {}
+        differ = _differences(wanted | self._protocol(), stored | asked)
         _refuse(f"{self.file}: holds results with", differ + self._changes(stored["config"]))
         return stored
+
+    def _was_stopped(self, stored: Row) -> bool:
+        """Whether the results file is that of a training of this plan that a time limit stopped."""
+        per_iteration = self._config().frames_per_iteration
+        whole = -(-self.plan.frames // per_iteration) * per_iteration
+        return bool(stored["frames_trained"] < whole == stored["config"].get("horizon"))
 
     def _identity(self) -> Row:
         """What must be the same for seeds to be put together."""
@@ -231,8 +241,11 @@ class Job:
 
     def _settings(self) -> Row:
         """The settings that a training would have now."""
+        return self._config().to_dict()
+
+    def _config(self) -> CommonSettings:
         base = registry.find(self.algorithm).settings.preset(self.preset, self.env)
-        return override(base, self.settings).to_dict()
+        return override(base, self.settings)
 
     def _stopped(self) -> list[tuple[Path, Row]]:
         """Folders of runs that were begun, with their config.json."""
@@ -277,7 +290,7 @@ class Job:
 
     def store(self, path: Path) -> None:
         """Add the seeds of the finished run in ``path`` to the results file."""
-        stored, config, trained = self._stored(), read_config(path), read_run(path)
+        stored, config, trained = self.stored(), read_config(path), read_run(path)
         if config.get("diverged_seeds"):  # the rest without them would look better than the algorithm is
             raise CapoError(
                 f"{path}: " + "; ".join(f"seed {s} {why}" for s, why in config["diverged_seeds"].items())

@@ -23,6 +23,7 @@ from capo.neural.parts.onnx_graph import Graph
 
 TOLERANCE = 1e-4  # of the check before the file is written
 CHECKED = 4  # observations
+_OUTPUTS = ("action", "probabilities", "value")
 LARGEST = 100.0  # number in them: a Box may allow numbers that no network can compute with
 
 Expected = Callable[[Any, Any], tuple[NDArray, NDArray]]
@@ -63,9 +64,9 @@ def build(algorithm: Algorithm, params: PyTree, env: Env) -> Any:
     else:
         weighted = graph.node("Mul", pi, values)
         value = graph.node("ReduceSum", weighted, graph.constant([1], np.int64), keepdims=0)
-    graph.output("action", action, np.int64, ("batch", *shape))
-    graph.output("probabilities", pi, np.float32, ("batch", spec.n_actions))
-    graph.output("value", value, np.float32, ("batch",))
+    shapes, dtypes = (shape, (spec.n_actions,), ()), (np.int64, np.float32, np.float32)
+    for name, found, dtype, own in zip(_OUTPUTS, (action, pi, value), dtypes, shapes, strict=True):
+        graph.output(name, found, dtype, ("batch", *own))
     return graph.finish("policy", {"environment": spec.name, "algorithm": algorithm.name})
 
 
@@ -76,11 +77,16 @@ def build(algorithm: Algorithm, params: PyTree, env: Env) -> Any:
 class _Input:
     """An input of the graph: one array of an observation, as the environment gives it."""
 
-    name: str
+    part: str  # its name in the observation
     shape: tuple[int, ...]  # without the batch axis
     dtype: np.dtype[Any]
     leaf: Leaf | None = None  # how it is encoded; None if that is not needed
     frames: int = 1  # that are joined along its last axis
+
+    @property
+    def name(self) -> str:
+        """Of the input."""
+        return f"{self.part}_observation" if self.part in (MASK, *_OUTPUTS) else self.part
 
 
 def _inputs(env: Env) -> list[_Input]:
@@ -216,12 +222,13 @@ def _samples(env: Env) -> tuple[dict[str, NDArray], Any]:
         keys = jax.random.split(jax.random.PRNGKey(0), CHECKED)
         rows = np.stack([np.asarray(env.reset(key)[1]) for key in keys])
         layout = getattr(env, "layout", None)
-        return {one.name: rows for one in inputs} if layout is None else layout.unpack(rows), rows
+        parts = {"observation": rows} if layout is None else layout.unpack(rows)
+        return {one.name: parts[one.part] for one in inputs}, rows
     arrays = {one.name: _drawn(one, env) for one in inputs}
-    leaves = [one.leaf for one in inputs if one.leaf is not None]
-    if not leaves or not leaves[0].path:
+    leaves = {one.leaf.path: arrays[one.name] for one in inputs if one.leaf is not None}
+    if () in leaves or not leaves:
         return arrays, arrays["observation"]
-    return arrays, nested({leaf.path: arrays[leaf.parts[0].name] for leaf in leaves})
+    return arrays, nested(leaves)
 
 
 def _drawn(one: _Input, env: Any) -> NDArray:

@@ -19,10 +19,11 @@ Rows = list[dict[str, float]]
 _FIRST = ("episode_return", "episode_length", "actor_loss", "critic_loss", "entropy", "grad_norm")
 _LOSSES = ("actor_loss", "critic_loss", "grad_norm")  # those that an algorithm has
 _NOT_FINITE = "that is not a finite number (nan or infinite)"
-_GUARDS = {  # what the environment gave; a mask comes first, since what is not allowed may be paid anything
-    "masks_sound": "an action mask that allows no action at all",
-    "rewards_finite": f"a reward {_NOT_FINITE}",
-    "observations_finite": f"an observation {_NOT_FINITE}",
+_GUARDS = {  # what ended the training; a mask comes first, since what is not allowed may be paid anything
+    "masks_sound": "the environment {env!r} gave an action mask that allows no action at all",
+    "behaviour_sound": "the behaviour gave no probability to any of the actions that {env!r} allows",
+    "rewards_finite": f"the environment {{env!r}} gave a reward {_NOT_FINITE}",
+    "observations_finite": f"the environment {{env!r}} gave an observation {_NOT_FINITE}",
 }
 
 
@@ -31,7 +32,7 @@ class Diverged(CapoError):
 
 
 class BadEnvironment(Diverged):
-    """An environment's reward or observation is not a finite number, or its action mask allows nothing."""
+    """A reward or an observation is not a finite number, or nothing is left to do: see ``_GUARDS``."""
 
 
 def rows(metrics: Mapping[str, NDArray], seeds: Sequence[int], iteration: int, frames_per_iteration: int) -> Rows:
@@ -116,7 +117,7 @@ def divergences(
         wrong = next((what for what, wrong in guards.items() if wrong[:, index].any()), None)
         if wrong is not None:
             found[seeds[index]] = BadEnvironment(
-                f"iteration {first + at}, seed {seeds[index]}: the environment {env!r} gave {wrong}"
+                f"iteration {first + at}, seed {seeds[index]}: {wrong.format(env=env)}"
             )
             continue
         shown = ", ".join(f"{name} {value[at, index]:g}" for name, value in watched.items())
@@ -136,11 +137,11 @@ def broken(metrics: Mapping[str, NDArray], env: str) -> NDArray:
         env: the environment's name.
 
     Raises:
-        BadEnvironment: if the environment itself gave what is not a finite number, or a mask that allows nothing.
+        BadEnvironment: if what the environment or a behaviour gave is not sound.
     """
     for guard, what in _GUARDS.items():
         if (np.asarray(metrics.get(guard, 1.0)) == 0).any():
-            raise BadEnvironment(f"the environment {env!r} gave {what}")
+            raise BadEnvironment(what.format(env=env))
     bad = np.asarray(metrics["finite"]) == 0
     for name in _LOSSES:
         if name in metrics:

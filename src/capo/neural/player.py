@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
@@ -161,7 +162,8 @@ class Player(ABC):
         """Write the policy of the seed in use as an ONNX file, which runs without jax; needs the extra ``onnx``.
 
         Inputs: ``observation`` (batch, ...) as the environment gives it, or for a Dict or Tuple one input per part
-        by its key or index; and optionally ``action_mask`` (batch, actions), true where an action is allowed.
+        by its key or index (``action_observation`` for a part named ``action``); and optionally ``action_mask``
+        (batch, actions), true where an action is allowed.
         Outputs: ``action`` (batch, ...), the most likely one; ``probabilities`` (batch, actions), those of all
         factors side by side where actions have several; and ``value`` (batch,).
 
@@ -303,9 +305,10 @@ def make_behaviour(given: Any, agent: Player) -> Behaviour:
                     f"behaviour={given!r} can't act on {spec.name!r}: its {name} is {getattr(theirs, name)}, not "
                     f"{getattr(spec, name)}"
                 )
-        function, note = given.as_function(), f"another agent ({type(given).__name__})"
+        function: Callable[[Any], Any] = _AgentPolicy(given)
+        note = f"another agent ({type(given).__name__})"
     elif callable(given):
-        function = given if spec.layout is None else partial(_on_parts, given, spec.layout)
+        function = given if spec.layout is None else _OnParts(given, spec.layout)
         note = f"the function {getattr(given, '__name__', type(given).__name__)}"
     else:
         raise CapoError(
@@ -318,9 +321,33 @@ def make_behaviour(given: Any, agent: Player) -> Behaviour:
     return Behaviour(function, share, spec.n_actions, note, spec.factors, spec.layout)
 
 
-def _on_parts(function: Callable[[Any], Any], layout: Layout, observations: Any) -> Any:
-    """What a user's behaviour says about observations that are packed: it gets a dict of their parts.
+@dataclass(frozen=True)
+class _OnParts:
+    """A user's behaviour on observations that are packed: it gets a dict of their parts.
 
     One that has no name, since it is the whole observation beside an action mask, is called ``observation``.
+    Two of the same function are equal, so that a second ``learn`` compiles nothing.
     """
-    return function({name or "observation": value for name, value in layout.unpack(observations).items()})
+
+    function: Callable[[Any], Any]
+    layout: Layout
+
+    def __call__(self, observations: Any) -> Any:
+        return self.function({name or "observation": x for name, x in self.layout.unpack(observations).items()})
+
+
+class _AgentPolicy:
+    """The policy that an agent has now; equal to another of the same agent and seed at the same iteration."""
+
+    def __init__(self, agent: Player) -> None:
+        self._function = agent.as_function()
+        self._policy = (agent, agent._states.iteration, agent._playing)
+
+    def __call__(self, observations: Any) -> Array:
+        return self._function(observations)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _AgentPolicy) and self._policy == other._policy
+
+    def __hash__(self) -> int:
+        return hash(self._policy)

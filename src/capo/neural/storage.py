@@ -98,8 +98,7 @@ class StoredAgent(Player):
 
         tf32 is what a GPU does by default with float32 numbers: it keeps 10 of 23 bits before it multiplies.
         """
-        chosen = str(self.learner.algorithm.network.precision)
-        return "tf32" if chosen == "float32" and layers.products_are_rounded() else chosen
+        return layers.precision_here(self.learner.algorithm.network)
 
     @property
     def _horizon_set(self) -> bool:

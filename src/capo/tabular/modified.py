@@ -15,7 +15,6 @@ At any moment V* - V_pi <= (max(T V - V) - min(T_pi V - V)) / (1 - gamma) at eve
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, NamedTuple, Protocol
@@ -124,11 +123,6 @@ def first_values(mdp: MDP, reward: Floats) -> Floats:
     if least <= 0:
         values[mdp.terminal] = 0.0
     return values
-
-
-def available_threads() -> int:
-    """Processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 # --- sweeps on a CPU ------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import numpy as np
 
 from capo.checks import positive, whole
 from capo.errors import CapoError, CapoWarning, unknown_name
+from capo.provenance import usable_cores
 from capo.tabular.coordinates import Batch, Cyclic, FromIterable, Rule
 from capo.tabular.engine import DEFAULT_TOL, initial_log_policy, rounded_up
 from capo.tabular.mdp import MDP
@@ -24,7 +25,6 @@ from capo.tabular.modified import (
     Soft,
     Sweeper,
     action_mask,
-    available_threads,
     traced_rounds,
 )
 from capo.tabular.record import Recorder, RoundTrace, Status
@@ -160,7 +160,7 @@ def prepare_modified(
     limit = DEFAULT_ROUNDS if iterations is None else whole("iterations", iterations)
     tol = _check_tol(tol, iterations, 2 * tolerance / (1 - mdp.gamma))
     pairs = mdp.n_states * mdp.n_actions
-    several = available_threads() if pairs >= THREADS_ABOVE else 1
+    several = usable_cores() if pairs >= THREADS_ABOVE else 1
     count = several if threads is None else whole("threads", threads)
     settings: dict[str, Any] = {
         "rule": rule.name,

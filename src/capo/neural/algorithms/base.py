@@ -367,6 +367,31 @@ def scan_means(
     return carry, dict(zip(names, rows.mean(axis=0), strict=True))
 
 
+def scan_epochs(
+    step: Callable[[PyTree, PyTree], tuple[PyTree, Metrics]],
+    carry: PyTree,
+    transitions: PyTree,
+    key: Array,
+    *,
+    epochs: int,
+    batch_size: int,
+) -> tuple[PyTree, Metrics]:
+    """Go through transitions in random minibatches, a few times: the last carry and the scalars' means.
+
+    Args:
+        step: from a carry and a minibatch, leaves (batch_size, ...), to a carry and scalars to log.
+        transitions: leaves (n, ...), n a multiple of ``batch_size``.
+    """
+    count = len(jax.tree.leaves(transitions)[0])
+
+    def epoch(carry: PyTree, key: Array) -> tuple[PyTree, Metrics]:
+        order = jax.random.permutation(key, count).reshape(-1, batch_size)
+        # Gathered once: in every minibatch it would be a kernel for each array.
+        return scan_means(step, carry, jax.tree.map(lambda leaf: leaf[order], transitions))
+
+    return scan_means(epoch, carry, jax.random.split(key, epochs))
+
+
 def means(each: Metrics) -> Metrics:
     """The mean of every array, all of one shape, in a single reduction."""
     arrays = jnp.stack(list(each.values()))

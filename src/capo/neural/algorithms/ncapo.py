@@ -91,8 +91,9 @@ class NCAPOConfig(RetraceSettings):
     """With advantage_weight=certain: each of n actions keeps so many times P(A > 0) / n of probability. Below that
     it is raised, not lowered: the policy does not become surer than the critic is."""
     explorers: Fraction = 0.0
-    """Part of the environments, rounded down, in which one of the critic's heads acts (its best action, with
-    epsilon) instead of the policy: what a head hopes for is tried for whole episodes."""
+    """Part of the environments, rounded down (in each of the two groups where overlap makes two), in which one of
+    the critic's heads acts (its best action, with epsilon) instead of the policy: what a head hopes for is tried
+    for whole episodes."""
     kl: KL = "policy-to-target"
     """The actor's loss: policy-to-target, KL(pi || pi~), as in the paper; target-to-policy, KL(pi~ || pi); or
     logits: half the squared distance of the logits, whose step a small pi does not damp."""
@@ -259,6 +260,7 @@ _ATARI = replace(
     epsilon_final=0.01,
     shared_trunk=True,
     width=512,
+    clip_each_network=False,  # one trunk, one gradient
     reward_clip=1.0,
     frame_stack=4,
     overlap="acting",

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from capo.arrays import Array, Metrics, PyTree
 from capo.envs.atari import is_atari
 from capo.neural.agent import Agent
-from capo.neural.algorithms.base import TrainState, finite, scan_means
+from capo.neural.algorithms.base import TrainState, finite, scan_epochs
 from capo.neural.algorithms.onpolicy import Batch, OnPolicy, normalised, policy_and_value
 from capo.neural.algorithms.settings import (
     Count,
@@ -180,13 +180,8 @@ class PPOAlgorithm(OnPolicy):
             params, opt_state, metrics = self.descend(params, opt_state, rate, grads, metrics)
             return (params, opt_state), metrics
 
-        def epoch(carry: tuple[Params, PyTree], key: Array) -> tuple[tuple[Params, PyTree], Metrics]:
-            order = jax.random.permutation(key, self.frames_per_iteration).reshape(-1, config.batch_size)
-            # Gathered once: in every minibatch it would be a kernel for each array.
-            return scan_means(minibatch, carry, Batch(*(leaf[order] for leaf in everything)))
-
-        carry = (state.params, state.optimiser)
-        (params, opt_state), metrics = scan_means(epoch, carry, jax.random.split(key, config.epochs))
+        carry, times = (state.params, state.optimiser), {"epochs": config.epochs, "batch_size": config.batch_size}
+        (params, opt_state), metrics = scan_epochs(minibatch, carry, everything, key, **times)
         metrics |= {"learning_rate": rate, "clip": clip, "finite": finite(params)}
         return replace(state, params=params, optimiser=opt_state), metrics
 

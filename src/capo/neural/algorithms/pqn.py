@@ -22,7 +22,7 @@ import optax
 
 from capo.arrays import Array, Metrics, PyTree
 from capo.neural.agent import Agent
-from capo.neural.algorithms.base import Algorithm, TrainState, finite, scan_means
+from capo.neural.algorithms.base import Algorithm, TrainState, finite, scan_epochs
 from capo.neural.algorithms.settings import (
     Count,
     EpsilonSettings,
@@ -183,22 +183,18 @@ class PQNAlgorithm(Algorithm):
     ) -> tuple[TrainState, Metrics]:
         config = self.config
         steps = (rollouts.obs[:, : config.rollout_length], rollouts.action, self.returns(state.params, rollouts))
-        obs, action, returns = (leaf.reshape(-1, *leaf.shape[2:]) for leaf in steps)
+        transitions = tuple(leaf.reshape(-1, *leaf.shape[2:]) for leaf in steps)
         rate = self.learning_rate(iteration)
 
-        def minibatch(carry: tuple[Params, PyTree], index: Array) -> tuple[tuple[Params, PyTree], Metrics]:
+        def minibatch(carry: tuple[Params, PyTree], batch: tuple[Array, ...]) -> tuple[Any, Metrics]:
             params, opt_state = carry
-            descent = jax.grad(lambda p: self.loss(p, obs[index], action[index], returns[index]), has_aux=True)
+            descent = jax.grad(lambda p: self.loss(p, *batch), has_aux=True)
             grads, metrics = descent(params)
             carry = optimisers.step(self._optimiser(), params, opt_state, grads, rate)
             return carry, metrics | {"grad_norm": optimisers.global_norm(grads)}
 
-        def epoch(carry: tuple[Params, PyTree], key: Array) -> tuple[tuple[Params, PyTree], Metrics]:
-            order = jax.random.permutation(key, self.frames_per_iteration)
-            return scan_means(minibatch, carry, order.reshape(-1, config.batch_size))
-
-        carry = (state.params, state.optimiser)
-        (params, opt_state), metrics = scan_means(epoch, carry, jax.random.split(key, config.epochs))
+        carry, times = (state.params, state.optimiser), {"epochs": config.epochs, "batch_size": config.batch_size}
+        (params, opt_state), metrics = scan_epochs(minibatch, carry, transitions, key, **times)
         metrics |= {"learning_rate": rate, "finite": finite(params)}
         return replace(state, params=params, optimiser=opt_state), metrics
 

@@ -73,6 +73,8 @@ class Between:
     def __str__(self) -> str:
         if self.low == -math.inf:
             return "finite"
+        if self.high < math.inf and 0 < self.low < 1e-9:
+            return f"above 0 and at most {self.high:.10g}"
         if self.high < math.inf:
             return f"between {self.low:g} and {self.high:.10g}"
         return "positive" if 0 < self.low < 1 else f"at least {self.low:g}"
@@ -114,6 +116,7 @@ Widths = Annotated[str, Sizes()]
 Count = Annotated[int, Between(1)]
 CountOrZero = Annotated[int, Between(0)]
 Fraction = Annotated[float, Between(0, 1)]
+PositiveFraction = Annotated[float, Between(1e-30, 1)]
 Positive = Annotated[float, Between(1e-30)]
 NonNegative = Annotated[float, Between(0)]
 Number = Annotated[float, Between(-math.inf)]
@@ -339,7 +342,7 @@ class RetraceSettings(EpsilonSettings, ActorCriticSettings):
     """How far the critic's target network moves towards the critic, once per iteration; 1 copies it."""
     tau_policy: TracedFraction = 1.0
     """How far the policy's target network moves towards the policy, once per iteration; 1 copies it."""
-    tau_average: Fraction = 1.0
+    tau_average: PositiveFraction = 1.0
     """How far the averaged networks move towards the trained ones, once per iteration. Evaluations, predict and
     export take the averaged ones, training never does. 1: there are none, the trained ones are taken."""
 

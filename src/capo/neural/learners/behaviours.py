@@ -101,8 +101,7 @@ class Behaviour:
         found = self._distribution(np.asarray(result), count)
         if mask is not None:
             found = self._allowed(np, found, mask)
-            empty = np.flatnonzero((self._totals(found) == 0).any(axis=-1) & mask.any(axis=-1))
-            if empty.size:
+            if self._empty(found, mask).any():
                 raise self._wrong("no probability for any of the actions that the action mask allows")
         with np.errstate(divide="ignore"):
             return np.log(found, dtype=np.float32)
@@ -112,7 +111,7 @@ class Behaviour:
 
         A function that draws actions is called on the host too if there are action masks: only there can it be
         told that it took one that is not allowed. :meth:`on_host` must have been called before, which checks what
-        the function returns.
+        the function returns. Probabilities of actions that are all forbidden become nan, which ends the training.
         """
         shape = jax.ShapeDtypeStruct((len(observations), self.n_actions), jnp.float32)  # type: ignore[no-untyped-call]
         mask = self._mask(observations)
@@ -123,7 +122,10 @@ class Behaviour:
         result = self.function(observations)
         if not self.draws:
             found = jnp.asarray(result, jnp.float32)
-            return jnp.log(found if mask is None else self._allowed(jnp, found, mask))
+            if mask is not None:
+                found = self._allowed(jnp, found, mask)
+                found = jnp.where(self._empty(found, mask)[:, None], jnp.nan, found)
+            return jnp.log(found)
         actions, probabilities = map(jnp.asarray, result)
         places = (actions if self.factors else actions[:, None]) + np.array(self._starts)
         log_p = jnp.log(probabilities.astype(jnp.float32))[:, None]
@@ -222,7 +224,13 @@ class Behaviour:
 
     def _totals(self, probabilities: Any) -> Any:
         """The sum (N, F) of the probabilities (N, A) of each factor."""
-        return probabilities @ np.repeat(np.eye(len(self._sizes), dtype=np.float32), self._sizes, axis=0)
+        xp = np if isinstance(probabilities, np.ndarray) else jnp
+        each = zip(self._starts, self._sizes, strict=True)
+        return xp.stack([probabilities[:, start : start + size].sum(axis=-1) for start, size in each], axis=-1)
+
+    def _empty(self, allowed: Any, mask: Any) -> Any:
+        """(N,) where :meth:`_allowed` left no probability although the mask allows something."""
+        return (self._totals(allowed) == 0).any(axis=-1) & mask.any(axis=-1)
 
     def _allowed(self, xp: Any, probabilities: Any, mask: Any) -> Any:
         """Probabilities (N, A) of the actions that a mask (N, A) allows; as they are where it allows nothing."""

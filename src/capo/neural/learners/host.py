@@ -18,7 +18,7 @@ from capo.envs.failures import EnvironmentFailed, failure_context
 from capo.envs.protocol import HostEnv, HostVector
 from capo.errors import CapoError
 from capo.neural.algorithms.base import Algorithm, TrainState
-from capo.neural.learners.frames import FrameCollector, next_stack
+from capo.neural.learners.frames import EpisodeCount, FrameCollector, next_stack
 from capo.neural.learners.protocol import MAX_EVALUATION_STEPS, Learner, seed_keys, to_device, warn_of_endless
 from capo.neural.parts import policies, replay
 from capo.neural.parts.iterations import ERA, Iteration, fold_in
@@ -54,33 +54,26 @@ class Collector:
         self._rows = _blank(spec, n, np)
         self._filled = np.zeros(n, np.int64)
         self._complete: list[Rollout] = []
-        self._return, self._length = np.zeros(n), np.zeros(n, np.int64)
+        self._count = EpisodeCount(n)
 
     def collect(self, behave: Behave, n_rollouts: int) -> tuple[Rollout, dict[str, float]]:
         """``n_rollouts`` rollouts of ``behave(obs, step) -> (actions, log_mu)``, and the episodes' ends."""
-        returns: list[float] = []
-        lengths: list[int] = []
         if self._fresh:
             self._filled[:] = 0
             self._complete = []
         step = self.steps = 0
         while len(self._complete) < n_rollouts:
             action, log_mu = behave(self._obs, step)
-            self._step(action, log_mu, returns, lengths)
+            self._step(action, log_mu)
             step += 1
         taken, self._complete = self._complete[:n_rollouts], self._complete[n_rollouts:]
         stacked: list[Any] = [np.stack(leaves) for leaves in zip(*taken, strict=True)]
         rollouts = Rollout(*stacked)
         if not self._continued:
             rollouts.truncated[:, -1] = ~rollouts.terminated[:, -1]
-        episodes = {
-            "episodes": float(len(returns)),
-            "episode_return": float(np.mean(returns)) if returns else float("nan"),
-            "episode_length": float(np.mean(lengths)) if lengths else float("nan"),
-        }
-        return rollouts, episodes
+        return rollouts, self._count.take()
 
-    def _step(self, action: NDArray, log_mu: NDArray, returns: list[float], lengths: list[int]) -> None:
+    def _step(self, action: NDArray, log_mu: NDArray) -> None:
         moved = self._envs.step(action)
         who = np.flatnonzero(moved.valid)
         self.steps += len(who)
@@ -106,12 +99,7 @@ class Collector:
             self._complete.append(rollout)
             self._filled[i] = 0
         self._obs = moved.obs
-        self._return[who] += moved.reward[who]
-        self._length[who] += 1
-        for i in who[moved.ended[who]]:
-            returns.append(float(self._return[i]))
-            lengths.append(int(self._length[i]))
-            self._return[i], self._length[i] = 0.0, 0
+        self._count.add(0, moved)
 
 
 def _pad(rollout: Rollout, filled: int) -> None:

@@ -238,6 +238,8 @@ class JittedLearner(Learner):
         episodes, total, steps = (x.sum().astype(jnp.float32) for x in ended)
         mean = {"episode_return": total / episodes, "episode_length": steps / episodes}  # nan without any
         guards = _guards(self.spec.layout, self.spec.factors, rollouts)
+        if self.behaviour is not None:  # an action that nobody gave a probability was taken nonetheless
+            guards["behaviour_sound"] = jnp.isfinite(rollouts.log_mu).all().astype(jnp.float32)
         return state, rollouts, {"episodes": episodes} | guards | mean
 
     def _randomness(self, key: Array, acting: PyTree) -> tuple[Array, Array, Any]:

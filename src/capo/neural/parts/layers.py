@@ -88,6 +88,12 @@ def products_are_rounded() -> bool:
     return bool(np.asarray(found)[0, 0] != number)
 
 
+def precision_here(style: Style) -> str:
+    """What matrix products are computed in: the style's precision, or tf32 where the device rounds to it."""
+    rounded = style.precision == "float32" and products_are_rounded()
+    return "tf32" if rounded else str(style.precision)
+
+
 def activate(style: Style, layer: Layer, values: Array) -> Array:
     """What follows a product (..., n): bias, LayerNorm if any, activation; in the product's dtype."""
     relu = style.activation == "relu"

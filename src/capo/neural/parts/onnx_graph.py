@@ -19,6 +19,7 @@ from capo.neural.parts.normaliser import LIMIT
 
 OPSET = 17  # the first with LayerNormalization
 IR_VERSION = 9  # what runtimes of 2023 and later read
+_OWN = "_capo_"  # begins the names of nodes, which must differ from those of inputs
 
 
 class Graph:
@@ -55,13 +56,13 @@ class Graph:
 
     def constant(self, value: ArrayLike, dtype: Any = np.float32) -> str:
         """An array in the file."""
-        name = f"constant_{len(self._constants)}"
+        name = f"{_OWN}constant_{len(self._constants)}"
         self._constants.append(self._onnx.numpy_helper.from_array(np.asarray(value, dtype), name))
         return name
 
     def node(self, kind: str, *inputs: str, **attributes: Any) -> str:
         """One operation of ONNX."""
-        name = f"{kind.lower()}_{len(self._nodes)}"
+        name = f"{_OWN}{kind.lower()}_{len(self._nodes)}"
         self._nodes.append(self._onnx.helper.make_node(kind, list(inputs), [name], **attributes))
         return name
 

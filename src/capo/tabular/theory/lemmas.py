@@ -199,6 +199,7 @@ def value_rounding(mdp: MDP, scale: float) -> float:
     The condition of I - gamma P_pi is at most 2 / (1 - gamma) in the maximum norm; the sums behind an entry
     have about A + sqrt(S) roundings.
     """
+    require_discounted(mdp)
     terms = 4 * (4 + mdp.n_actions + mdp.n_states**0.5)
     return float(terms * EPS * 2 / (1 - mdp.gamma) * max(scale, 1e-300))
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from capo.tabular.mdp import MDP, Floats
+from capo.tabular.mdp import MDP, Floats, require_discounted
 from capo.tabular.theory.lemmas import Form, PolicyValues, Sides, fixed_step_factor
 
 __all__ = [
@@ -103,6 +103,7 @@ class Rate:
 
 
 def _rate(name: str, form: Form, mdp: MDP, mu: Floats, c_mu: float, length: int) -> Rate:
+    require_discounted(mdp)
     ratio = 1 / (float(mu.min()) * (1 - mdp.gamma))
     # Batch at mu is printed with c where c' is derived; the other theorems have c' there.
     sum_c = c_mu / ratio if (name, form) == ("batch", "printed") else c_mu
@@ -223,5 +224,6 @@ def natural_gradient_rate(mdp: MDP, eta: float, k: Any) -> Floats:
 
     log|A|/(eta k) + 1/((1-gamma)^2 k); infinite before the first step.
     """
+    require_discounted(mdp)
     with np.errstate(divide="ignore"):
         return np.asarray((np.log(mdp.max_actions) / eta + 1 / (1 - mdp.gamma) ** 2) / np.asarray(k, float))
