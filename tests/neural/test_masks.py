@@ -18,6 +18,7 @@ from capo import envs
 from capo.envs.failures import EnvironmentFailed
 from capo.envs.layout import MASK
 from capo.envs.noise import NoisyReward
+from capo.neural.learners.protocol import check_masks
 from capo.neural.metrics import BadEnvironment
 from capo.neural.parts import networks, policies
 
@@ -587,3 +588,10 @@ def test_a_run_without_masks_is_not_continued_with_them(tmp_path):
         capo.A2C.load(tmp_path / "agent", env=Open())
     with pytest.raises(capo.CapoError, match="masked is True, not None"):
         make("A2C", Unmasked(), eval_env=Open())
+
+
+def test_masks_of_factors_may_be_given_one_by_one():
+    each = (np.array([1, 0, 1], np.int8), np.array([0, 1], np.int8))
+    np.testing.assert_array_equal(check_masks(each, 1, 5, (3, 2)), [[True, False, True, False, True]])
+    batch = tuple(np.stack([own, own]) for own in each)
+    np.testing.assert_array_equal(check_masks(batch, 2, 5, (3, 2)), check_masks(each, 2, 5, (3, 2)))

@@ -123,6 +123,14 @@ class HostMasks:
         return found.astype(np.bool_)
 
 
+def refuse_late(info: Any) -> None:
+    """Raise if a step's info has a mask where the first reset's had none: it would go unnoticed."""
+    if isinstance(info, dict) and MASK in info:
+        raise EnvironmentFailed(
+            f"its step returned info[{MASK!r}], but its first reset did not: return the mask from every reset too"
+        )
+
+
 def _entry(method: str, infos: Any, i: int) -> Any:
     """``action_mask`` of copy ``i`` in the infos of a vector environment: a dict of arrays, or a list of dicts."""
     if isinstance(infos, dict):

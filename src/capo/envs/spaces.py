@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from capo.arrays import NDArray
+from capo.envs.failures import EnvironmentFailed
 from capo.envs.layout import MASK, Layout, Part
 from capo.errors import CapoError
 
@@ -26,12 +27,29 @@ Path = tuple[str | int, ...]
 """The keys and indices that lead from an observation to one of its leaves."""
 
 
+def _exactly(name: str, obs: NDArray, dtype: Any) -> NDArray:
+    """Numbers in a format without fractions, if none of them changes."""
+    if obs.dtype == dtype:
+        return obs
+    with np.errstate(invalid="ignore"):  # nan becomes some integer, and differs from it
+        found = obs.astype(dtype)
+    changed = obs != found
+    if changed.any():
+        raise EnvironmentFailed(
+            f"the observation {obs[changed][0]!s} of {name!r} is none of the {np.dtype(dtype)} numbers that its "
+            "space promises: change the space to what the environment returns, such as a Box of float32"
+        )
+    return found
+
+
 @dataclass(frozen=True)
 class Bits:
-    """Of MultiBinary: they stay as they are."""
+    """Of MultiBinary: they stay as they are. ``name`` is that of the environment, for messages."""
+
+    name: str
 
     def __call__(self, obs: NDArray) -> list[NDArray]:
-        return [obs.astype(np.bool_)]
+        return [_exactly(self.name, obs, np.bool_)]
 
 
 @dataclass(frozen=True)
@@ -39,15 +57,17 @@ class Pixels:
     """Bytes with their axes in another order.
 
     Attributes:
+        name: of the environment, for messages.
         axes: the raw axes, in the new order.
         shape: of the part.
     """
 
+    name: str
     axes: tuple[int, ...]
     shape: tuple[int, ...]
 
     def __call__(self, obs: NDArray) -> list[NDArray]:
-        moved = np.transpose(obs.astype(np.uint8), (0, *(axis + 1 for axis in self.axes)))
+        moved = np.transpose(_exactly(self.name, obs, np.uint8), (0, *(axis + 1 for axis in self.axes)))
         return [np.ascontiguousarray(moved).reshape(len(obs), *self.shape)]
 
 
@@ -65,9 +85,11 @@ class Numbers:
     dtype: np.dtype[Any]
 
     def __call__(self, obs: NDArray) -> list[NDArray]:
+        if self.dtype.kind != "f":
+            return [_exactly(self.name, obs, self.dtype).reshape(len(obs), *self.shape)]
         with np.errstate(over="ignore"):
             numbers = obs.astype(self.dtype)
-        if numbers.dtype == np.float32 and obs.dtype != np.float32:
+        if obs.dtype != np.float32:
             beyond = np.isinf(numbers) & np.isfinite(obs)
             if beyond.any():
                 raise CapoError(
@@ -189,10 +211,21 @@ class Encoding:
         values = {
             part.name: value
             for leaf, array in zip(self.leaves, arrays, strict=True)
-            for part, value in zip(leaf.parts, leaf.encode(array), strict=True)
+            for part, value in zip(leaf.parts, leaf.encode(self._shaped(leaf, array)), strict=True)
         }
         packed: NDArray = next(iter(values.values())) if self.layout is None else self.layout.pack(values)
         return packed
+
+    def _shaped(self, leaf: Leaf, array: NDArray) -> NDArray:
+        """Observations (N, ...) of a leaf, which may differ from the space in axes of length 1 alone."""
+        given = array.shape[1:]
+        if given == leaf.raw_shape:
+            return array
+        if [n for n in given if n != 1] != [n for n in leaf.raw_shape if n != 1]:
+            raise EnvironmentFailed(
+                f"{_text(leaf.path)} of {self.name!r} has the shape {given}, but the space says {leaf.raw_shape}"
+            )
+        return array.reshape(len(array), *leaf.raw_shape)
 
     def batched(self, observation: Any) -> tuple[Any, bool]:
         """A Dict or Tuple observation with a batch axis on every leaf, and whether a single one was given.
@@ -371,7 +404,7 @@ def _leaf(name: str, path: Path, space: Any) -> Leaf:
     label = _text(path) if path else ""
     raw_shape, raw_dtype = tuple(space.shape or ()), np.dtype(space.dtype)
     if isinstance(space, spaces.MultiBinary):
-        parts, encode = _bits(label, raw_shape)
+        parts, encode = _bits(name, label, raw_shape)
     elif isinstance(space, spaces.Discrete):
         sizes, starts = np.array([int(space.n)]), np.array([int(space.start)])
         parts, encode = _categories(name, label, sizes, starts)
@@ -387,8 +420,8 @@ def _leaf(name: str, path: Path, space: Any) -> Leaf:
 _Encoded: TypeAlias = tuple[tuple[Part, ...], Encode]  # the parts of a leaf, and what makes them
 
 
-def _bits(label: str, raw_shape: tuple[int, ...]) -> _Encoded:
-    return (Part(label, raw_shape, "bool"),), Bits()
+def _bits(name: str, label: str, raw_shape: tuple[int, ...]) -> _Encoded:
+    return (Part(label, raw_shape, "bool"),), Bits(name)
 
 
 def _box(name: str, label: str, raw_shape: tuple[int, ...], space: Any) -> _Encoded:
@@ -401,7 +434,7 @@ def _box(name: str, label: str, raw_shape: tuple[int, ...], space: Any) -> _Enco
         stacked = len(moved) == 4 and axes != (0, 1, 2, 3)
         grey = len(moved) == 2 and min(moved) >= LEAST_PICTURE
         shape = (*moved[:2], int(np.prod(moved[2:]))) if stacked or grey else moved
-        return (Part(label, shape or (1,), "uint8", high),), Pixels(axes, shape or (1,))
+        return (Part(label, shape or (1,), "uint8", high),), Pixels(name, axes, shape or (1,))
     shape = raw_shape or (1,)
     return (Part(label, shape, dtype.name),), Numbers(name, shape, dtype)
 

@@ -15,7 +15,7 @@ import numpy as np
 from capo.arrays import NDArray
 from capo.envs.failures import EnvironmentFailed, environment_call
 from capo.envs.layout import Layout
-from capo.envs.masks import HostMasks
+from capo.envs.masks import HostMasks, refuse_late
 from capo.envs.protocol import FirstAction, HostStep, native_action, one_action
 from capo.envs.spaces import Encoding
 from capo.errors import CapoError
@@ -68,7 +68,7 @@ class SeparateCopies:
         native = native_action(action, self._first_action)
         with environment_call("step"):
             for i, env in enumerate(self._envs):
-                obs, reward[i], terminated[i], truncated[i], info = env.step(one_action(native[i]))
+                obs, reward[i], terminated[i], truncated[i], info = _returned(env.step(one_action(native[i])))
                 successors.append(self._encoding.copied(obs))
                 mask = self._read_mask("step", env, info)
                 masks.append(mask)
@@ -85,7 +85,10 @@ class SeparateCopies:
 
     def _read_mask(self, method: str, env: Any, info: Any) -> NDArray:
         """The mask (A,) of one environment after ``method``; (0,) if there are none."""
-        return np.ones(0, np.bool_) if self._masks is None else self._masks.of_env(method, env, info)
+        if self._masks is None:
+            refuse_late(info)
+            return np.ones(0, np.bool_)
+        return self._masks.of_env(method, env, info)
 
     def restart(self, who: NDArray) -> NDArray:
         with environment_call("reset"):
@@ -175,6 +178,7 @@ class UserVector:
     def _read_masks(self, method: str, info: Any, who: NDArray) -> NDArray:
         """The masks (n, A) of those ``who`` (n,), what follows ``method``; (n, 0) if there are none."""
         if self._masks is None:
+            refuse_late(info)
             return np.ones((self.n, 0), np.bool_)
         return self._masks.of_vector(method, self._vector, info, who)
 
@@ -189,6 +193,21 @@ class UserVector:
         if self._owned:
             with contextlib.suppress(Exception):  # one that failed may fail again here, and is not needed any more
                 self._vector.close()
+
+
+def _returned(step: Any) -> tuple[Any, float, bool, bool, Any]:
+    """What ``step`` returned, its reward as a number."""
+    if not isinstance(step, tuple) or len(step) != 5:
+        found = f"{len(step)} values" if isinstance(step, tuple) else type(step).__name__
+        raise EnvironmentFailed(
+            f"its step returned {found}, not Gymnasium's five: observation, reward, terminated, truncated, info"
+        )
+    obs, reward, terminated, truncated, info = step
+    if isinstance(reward, np.ndarray) and reward.size == 1:
+        reward = reward.item()
+    if not isinstance(reward, float | int | np.number | np.bool_):
+        raise EnvironmentFailed(f"its step returned the reward {reward!r}, which is not a number")
+    return obs, float(reward), terminated, truncated, info
 
 
 def autoreset_mode(vector: Any) -> str:

@@ -124,10 +124,10 @@ def _encoded(graph: Graph, leaf: Leaf, x: str) -> list[str]:
     match leaf.encode:
         case Bits():
             return [graph.reshape(graph.cast(x, np.bool_), -1, *shapes[0])]
-        case Pixels(axes, _):
+        case Pixels(axes=axes):
             moved = graph.node("Transpose", x, perm=[0, *(axis + 1 for axis in axes)]) if axes else x
             return [graph.reshape(moved, -1, *shapes[0])]
-        case Numbers(_, _, dtype):
+        case Numbers(dtype=dtype):
             return [graph.reshape(graph.cast(x, dtype), -1, *shapes[0])]
         case Categories() as encode:
             return _categories(graph, encode, graph.cast(graph.reshape(x, -1, len(encode.sizes)), np.int64))

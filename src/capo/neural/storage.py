@@ -63,7 +63,7 @@ class StoredAgent(Player):
     @property
     def frames_left(self) -> int:
         """Frames missing from the last :meth:`learn`, if it was stopped."""
-        return 0 if self._plan is None else self._plan.frames - self.frames
+        return 0 if self._plan is None else max(0, self._plan.frames - self.frames)
 
     @property
     def saved(self) -> bool:

@@ -43,7 +43,7 @@ from capo.neural.algorithms.settings import (
     is_minatar,
     with_traced,
 )
-from capo.neural.parts import certainty, networks, policies, schedules
+from capo.neural.parts import certainty, networks, policies, schedules, units
 from capo.neural.parts.critic import CriticHead
 from capo.neural.parts.iterations import Iteration
 from capo.neural.parts.networks import Inputs, Params
@@ -55,7 +55,7 @@ from capo.update import clipped_step, coordinate_update
 StepKind = Literal["log", "fixed"]
 AdvantageWeight = Literal["none", "normalised", "certain"]
 KL = Literal["policy-to-target", "target-to-policy", "logits"]
-CriticUnits = Literal["rewards", "noise"]
+CriticUnits = Literal["rewards", "noise", "returns"]
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,8 @@ class NCAPOConfig(RetraceSettings):
     """Probability below which an action is not lowered any further."""
     critic_units: CriticUnits = "rewards"
     """rewards: the critic descends squared errors; noise: these divided by their mean over the batch, so that
-    neither its step nor the actor's depends on the size of rewards."""
+    neither its step nor the actor's depends on the size of rewards; returns: besides, its outputs are in units of
+    the largest discounted sum of rewards within a rollout, so that it reaches values of any size as fast."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -346,6 +347,8 @@ class NCAPOAlgorithm(OffPolicy):
     def init_params(self, rng: np.random.Generator) -> Params:
         """Networks of one seed; the critic's heads cancel in pairs, so that their mean is 0 until it learns."""
         params = super().init_params(rng)
+        if self.config.critic_units == "returns":
+            params["critic"]["head"]["unit"] = units.start(isinstance(rng, networks.ShapesOnly))
         if self.critic.n_heads > 1 and not isinstance(rng, networks.ShapesOnly):
             kernel = params["critic"]["head"]["kernel"]
             half = kernel[:, : kernel.shape[1] // 2]
@@ -391,6 +394,12 @@ class NCAPOAlgorithm(OffPolicy):
         )
         now = copy.copy(self)
         now.config = with_traced(config, {"noise_uncertainty": counts})
+        if config.critic_units == "returns":
+            ended = rollouts.terminated | rollouts.truncated
+            old = state.params["critic"]["head"]["unit"]
+            unit = units.grown(old, rollouts.reward, ended, config.gamma)
+            params, target = (units.changed(networks, unit) for networks in (state.params, state.target))
+            state = replace(state, params=params, target=target)
         return OffPolicy.learn(now, state, rollouts, iteration, key)
 
     def losses(self, log_pi: Array, batch: Rollout, targets: Targets) -> Metrics:

@@ -423,6 +423,8 @@ def check_masks(action_masks: Any, batch: int, n_actions: int, factors: policies
     """
     if action_masks is None:
         return np.ones((batch, n_actions), np.bool_)
+    if factors and isinstance(action_masks, tuple):  # one array per factor, as infos may have it
+        action_masks = np.concatenate([np.atleast_1d(own) for own in action_masks], axis=-1)
     try:
         mask = np.asarray(action_masks, bool)
     except ValueError:  # rows of different lengths

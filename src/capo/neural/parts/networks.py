@@ -25,7 +25,7 @@ import numpy as np
 
 from capo.arrays import Array, PyTree
 from capo.envs.layout import Layout, Part
-from capo.neural.parts import encoders, layers, normaliser
+from capo.neural.parts import encoders, layers, normaliser, units
 from capo.neural.parts.encoders import Encoder
 from capo.neural.parts.layers import KERNEL, Layer, ShapesOnly, dense, hidden, shapes
 from capo.neural.parts.own_network import OwnNetwork
@@ -283,7 +283,7 @@ def outputs(spec: NetworkSpec, network: Params, obs: Array | Inputs) -> Array:
 def head(spec: NetworkSpec, layer: Layer, features: Array) -> Array:
     """Features (..., width) to the head's outputs (usually one per action), float32."""
     outputs: Array = layers.product(spec, layer["kernel"], features, jnp.float32) + layer["bias"]
-    return outputs
+    return outputs if "unit" not in layer else outputs * jax.lax.stop_gradient(units.factor(layer["unit"]))
 
 
 def body(spec: NetworkSpec, params: Params, obs: Array | Inputs) -> Array:

@@ -16,6 +16,7 @@ from capo.neural.parts.layer_norm import EPSILON
 from capo.neural.parts.layers import KERNEL
 from capo.neural.parts.networks import Layer, NetworkSpec, Params
 from capo.neural.parts.normaliser import LIMIT
+from capo.neural.parts.units import factor
 
 OPSET = 17  # the first with LayerNormalization
 IR_VERSION = 9  # what runtimes of 2023 and later read
@@ -104,7 +105,8 @@ class Graph:
     def head(self, layer: Layer, features: str) -> str:
         """Features (N, width) to a head's outputs."""
         product = self.node("MatMul", features, self.constant(layer["kernel"]))
-        return self.node("Add", product, self.constant(layer["bias"]))
+        outputs = self.node("Add", product, self.constant(layer["bias"]))
+        return outputs if "unit" not in layer else self.node("Mul", outputs, self.constant(factor(layer["unit"])))
 
     def body(self, spec: NetworkSpec, layers: Params, parts: Mapping[str, str]) -> str:
         """The parts (N, *part.shape) of observations, by name, to features (N, width).

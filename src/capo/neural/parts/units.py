@@ -1,0 +1,68 @@
+"""The unit of a critic's outputs: how large rewards are, so that a network reaches values of any size as fast.
+
+A head with a unit gives Q / unit. The unit is the largest discounted sum of rewards within a rollout so far, and
+fades slowly. Where it changes, the head is rescaled so that Q stays what it was. It is not trained; it is a leaf
+of the head (0 before the first reward, which counts as 1), so networks are saved, averaged and exported with it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from capo.arrays import Array, PyTree
+from capo.neural.parts import layers
+
+KEPT = 0.998  # of a unit, from one iteration to the next
+
+
+def start(shapes_only: bool) -> Any:
+    """The unit of a new head, before any reward."""
+    return layers.shapes(unit=())["unit"] if shapes_only else np.zeros((), np.float32)
+
+
+def factor(unit: Array) -> Array:
+    """What a head's outputs are multiplied by."""
+    return jnp.where(unit > 0, unit, 1.0)
+
+
+def grown(unit: Array, reward: Array, ended: Array, gamma: float | Array) -> Array:
+    """The unit after more rollouts.
+
+    Args:
+        unit: () so far.
+        reward: (n, T).
+        ended: (n, T) whether an episode ended with a step: sums stop there.
+        gamma: discount.
+
+    >>> reward, ended = jnp.array([[1.0, -3.0, 0.5]]), jnp.array([[False, True, False]])
+    >>> float(grown(jnp.float32(0.0), reward, ended, 0.5)), float(grown(jnp.float32(9.0), reward, ended, 0.5))
+    (3.0, 8.982000350952148)
+    """
+
+    def earlier(after: Array, step: tuple[Array, Array]) -> tuple[Array, Array]:
+        reward, ended = step
+        total = reward + gamma * jnp.where(ended, 0.0, after)
+        return total, jnp.abs(total)
+
+    steps = (reward.T, ended.T)
+    sizes = jax.lax.scan(earlier, jnp.zeros(len(reward)), steps, reverse=True)[1]
+    return jnp.maximum(sizes.max(), KEPT * unit)
+
+
+def changed(tree: PyTree, unit: Array) -> PyTree:
+    """Networks whose heads have another unit and give the same numbers; those without a unit stay as they are."""
+
+    def has_unit(node: PyTree) -> bool:
+        return isinstance(node, dict) and "unit" in node
+
+    def head(node: PyTree) -> PyTree:
+        if not has_unit(node):
+            return node
+        ratio = jnp.where((node["unit"] > 0) & (unit > 0), node["unit"] / factor(unit), 1.0)
+        return node | {"kernel": node["kernel"] * ratio, "bias": node["bias"] * ratio, "unit": unit}
+
+    return jax.tree.map(head, tree, is_leaf=has_unit)
