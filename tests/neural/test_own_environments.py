@@ -237,14 +237,15 @@ class Returns(gymnasium.Env[Any, Any]):
         self.info = {"action_mask": np.ones(2, np.int8)} if late else {}
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
+        super().reset(seed=seed, options=options)
         return self.observation, {}
 
     def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action)
         return self.returned or (self.observation, 1.0, False, False, self.info)
 
 
-BYTES = spaces.Box(0, 255, (6, 6, 3), np.uint8)
+BYTES, UNIT = spaces.Box(0, 255, (6, 6, 3), np.uint8), spaces.Box(0, 1, (2,))
 
 
 @pytest.mark.parametrize(
@@ -252,7 +253,7 @@ BYTES = spaces.Box(0, 255, (6, 6, 3), np.uint8)
     [
         (
             Returns(BYTES, np.zeros((3, 6, 6), np.uint8)),
-            r"has the shape \(3, 6, 6\), but the space says \(6, 6, 3\)",
+            r"shape \(3, 6, 6\), but the space says \(6, 6, 3\)",
         ),
         (Returns(spaces.Box(-1, 1, (2, 3)), np.zeros((3, 2))), r"shape \(3, 2\), but the space says \(2, 3\)"),
         (Returns(spaces.Box(-1, 1, (3,)), np.zeros(4)), r"shape \(4,\), but the space says \(3,\)"),
@@ -264,15 +265,15 @@ BYTES = spaces.Box(0, 255, (6, 6, 3), np.uint8)
         (Returns(BYTES, np.full((6, 6, 3), 256)), r"observation 256 of 'Returns' is none of the uint8 numbers"),
         (
             Returns(spaces.MultiBinary(2), np.array([0.3, 1.0])),
-            r"observation 0.3 of 'Returns' is none of the bool",
+            "0.3 of 'Returns' is none of the bool",
         ),
-        (Returns(spaces.Box(0, 1, (2,)), np.zeros(2), late=True), r"its step returned info\['action_mask'\], but"),
+        (Returns(UNIT, np.zeros(2), late=True), r"its step returned info\['action_mask'\], but"),
         (
-            Returns(spaces.Box(0, 1, (2,)), np.zeros(2), (np.zeros(2), 1.0, False, {})),
+            Returns(UNIT, np.zeros(2), (np.zeros(2), 1.0, False, {})),
             "its step returned 4 values",
         ),
         (
-            Returns(spaces.Box(0, 1, (2,)), np.zeros(2), (np.zeros(2), None, False, False, {})),
+            Returns(UNIT, np.zeros(2), (np.zeros(2), None, False, False, {})),
             "returned the reward None, which is not a number",
         ),
     ],
@@ -284,6 +285,6 @@ def test_what_does_not_fit_the_spaces_is_refused(env: Any, message: str) -> None
 
 
 def test_axes_of_length_one_and_rewards_in_an_array_are_as_good() -> None:
-    inside = Returns(spaces.Box(0, 1, (2,)), np.ones((1, 2)), (np.ones((2, 1)), np.array([3.0]), True, False, {}))
+    inside = Returns(UNIT, np.ones((1, 2)), (np.ones((2, 1)), np.array([3.0]), True, False, {}))
     agent = capo.A2C(inside, width=8, n_envs=1).learn(20)
     assert agent.evaluate(2).mean == 3.0
