@@ -13,7 +13,7 @@ from capo.errors import CapoError
 from capo.neural.algorithms import ncapo
 from capo.neural.algorithms.ncapo import NCAPOAlgorithm, NCAPOConfig
 from capo.neural.algorithms.offpolicy import Targets, ensemble_targets, retrace_targets
-from capo.neural.parts import networks, optimisers
+from capo.neural.parts import networks, optimisers, units
 from capo.neural.parts.certainty import advantage_belief, expected_sign, keep_chance, mean_certainty
 from capo.neural.parts.critic import CriticHead
 from capo.neural.parts.iterations import Iteration
@@ -316,6 +316,54 @@ def test_the_size_of_rewards_changes_no_step_in_units_of_noise():
     (actor, critic), (actor_100, critic_100) = norms(1.0), norms(100.0)
     assert actor_100 == pytest.approx(actor, rel=1e-3)
     assert 100 * critic_100 == pytest.approx(critic, rel=1e-3)  # on values 100 times as large: d log(loss)
+
+
+def slow_unit(unit, reward, ended, gamma):
+    """The unit after rollouts, with loops."""
+    largest = 0.0
+    for row, ends in zip(reward, ended, strict=True):
+        for start in range(len(row)):
+            total, factor = 0.0, 1.0
+            for one, end in zip(row[start:], ends[start:], strict=True):
+                total += factor * one
+                factor *= gamma
+                if end:
+                    break
+            largest = max(largest, abs(total))
+    return max(largest, units.KEPT * unit)
+
+
+@pytest.mark.parametrize("unit", [0.0, 5.0, 1e3])
+def test_the_unit_is_the_largest_sum_of_rewards(unit):
+    rng = np.random.default_rng(0)
+    reward, ended = rng.normal(size=(7, 9)).astype(np.float32), rng.random((7, 9)) < 0.2
+    got = units.grown(jnp.float32(unit), jnp.asarray(reward), jnp.asarray(ended), 0.9)
+    np.testing.assert_allclose(got, slow_unit(unit, reward, ended, 0.9), rtol=1e-5)
+
+
+def test_another_unit_changes_no_value():
+    algorithm = algorithm_of(critic_units="returns")
+    params = algorithm.init_params(np.random.default_rng(0))
+    obs = jnp.asarray(np.random.default_rng(1).normal(size=(6, 4)), jnp.float32)
+    values = lambda params: networks.outputs(algorithm.network, params["critic"], obs)
+    first = units.changed(params, jnp.float32(8.0))
+    np.testing.assert_allclose(values(first), 8.0 * values(params), rtol=1e-5)  # the first unit sets the scale
+    again = units.changed({"critic": first, "average": [first]}, jnp.float32(500.0))
+    for one in (again["critic"], again["average"][0]):
+        assert float(one["critic"]["head"]["unit"]) == 500.0
+        np.testing.assert_allclose(values(one), values(first), rtol=1e-5)
+    assert "unit" not in again["critic"]["actor"]["head"]
+
+
+@pytest.mark.parametrize("scale", [2.0**12, 2.0**-12])
+def test_in_units_of_returns_a_training_does_not_depend_on_the_size_of_rewards(scale):
+    settings = {"width": 16, "n_envs": 4, "rollout_length": 8, "horizon": 2000}
+    plain, scaled = (capo.NCAPO("catch", reward_scale=x, **settings).learn(320) for x in (1.0, scale))
+    obs = np.random.default_rng(0).random((32, *plain.env.observation_shape)).astype(plain.env.observation_dtype)
+    (pi, values), (same_pi, scaled_values) = plain.policy(obs), scaled.policy(obs)
+    assert abs(pi - 1 / 3).max() > 0.01, "something was learned"
+    np.testing.assert_allclose(same_pi, pi, atol=1e-4)  # rounding differs, and training amplifies it
+    np.testing.assert_allclose(scaled_values / scale, values, atol=1e-4)
 
 
 def test_each_network_clips_its_own_gradient():

@@ -242,7 +242,7 @@ _VECTOR = replace(
     explorers=0.25,
     kl="logits",
     floor=1e-3,
-    critic_units="noise",
+    critic_units="returns",
     tau_q=1.0,
     entropy_schedule="constant",
 )
@@ -442,10 +442,12 @@ class NCAPOAlgorithm(OffPolicy):
         mean, variance = certainty.advantage_belief(targets.log_pi, q, self.network.factors)
         return mean, variance + jnp.square(self.config.noise_uncertainty) * noise
 
-    def critic_unit(self, losses: Array) -> Array | float:
+    def critic_unit(self, params: Params, losses: Array) -> Array | float:
         if self.config.critic_units == "rewards":
             return 1.0
-        return 1.0 / (jax.lax.stop_gradient(jnp.mean(losses)) + 1e-8)
+        returns = self.config.critic_units == "returns"
+        unit = units.factor(params["critic"]["head"]["unit"]) if returns else 1.0
+        return 1.0 / (jax.lax.stop_gradient(jnp.mean(losses)) + 1e-8 * jnp.square(unit))
 
 
 class NCAPO(Agent):

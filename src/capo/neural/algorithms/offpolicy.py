@@ -301,7 +301,9 @@ class OffPolicy(Algorithm):
             each = weigh_steps(replay.filled(batch), each)
         weights: dict[str, float | Array] = {}
         if train in ("both", "critic"):
-            weights |= {"critic_loss": self.config.critic_coefficient * self.critic_unit(each["critic_loss"])}
+            weights |= {
+                "critic_loss": self.config.critic_coefficient * self.critic_unit(params, each["critic_loss"])
+            }
         if train in ("both", "actor"):
             weights |= {"actor_loss": 1.0, "entropy": -entropy}
         # A term without a weight gets no backward pass at all, not one of zeros.
@@ -312,9 +314,9 @@ class OffPolicy(Algorithm):
         """The critic's loss of every step (B, T), from the outputs (B, T, n_outputs) of its head."""
         return self.critic.loss(outputs, batch.action, targets.returns)
 
-    def critic_unit(self, losses: Array) -> Array | float:
+    def critic_unit(self, params: Params, losses: Array) -> Array | float:
         """A factor on the critic's loss, from its losses (B, T) of a batch."""
-        del losses
+        del params, losses
         return 1.0
 
     def over_heads(self, x: Array) -> Array:
