@@ -122,7 +122,7 @@ def test_levels_as_one_program_give_the_same_results(
     assert "2 finished already" in capsys.readouterr().err
     short = tmp_path / "short"
     assert quick(short, "--algos", "ncapo", "--together", "--seconds", "1e-9") == 0
-    assert "the time is up" in capsys.readouterr().err
+    assert "the time limit was reached" in capsys.readouterr().err
     stopped = json.loads((short / "breakout-ncapo-noise-0.json").read_text())
     assert 0 < stopped["frames"] < ours["frames"]
     assert stopped["config"]["horizon"] == ours["config"]["horizon"], "the schedules are those of the whole"
@@ -133,9 +133,9 @@ def test_levels_as_one_program_give_the_same_results(
     [
         (["--seconds", "5"], "--seconds needs --together"),
         (["--together", "--seconds", "-1"], "seconds=-1 must be positive"),
-        (["--together", "--workers", "2"], "leave --workers and --on out"),
-        (["--algos", "rainbow"], "allowed are ncapo, ncapo-paper, ncapo-sign, ppo"),
-        (["--levels", "5"], "allowed are 0, 10, 3"),
+        (["--together", "--workers", "2"], "leave out --workers and --on"),
+        (["--algos", "rainbow"], "allowed: ncapo, ncapo-paper, ncapo-sign, ppo"),
+        (["--levels", "5"], "allowed: 0, 10, 3"),
         (["--part", "tabula"], "did you mean 'tabular'"),
     ],
 )

@@ -125,7 +125,7 @@ def test_an_interrupted_sweep_continues_to_the_same_end(tmp_path: Path) -> None:
     first = start()
     begun(first, 16_000)
     os.kill(first.pid, signal.SIGTERM)  # as Ctrl-C; what a script starts with & ignores that
-    assert "the same command continues" in first.communicate(timeout=60)[1]
+    assert "repeat the same command to continue" in first.communicate(timeout=60)[1]
     assert first.returncode == 130
     assert json.loads((broken / "status.json").read_text())["state"] == "stopped"
     reached = max(int(path.stem.rpartition("-")[2]) for path in broken.glob("jobs/*/checkpoints/checkpoint-*"))
@@ -161,7 +161,7 @@ def test_a_folder_with_another_version_s_default_is_refused(swept: Path, tmp_pat
     (copy / "config.json").write_text(json.dumps(config))
     (copy / "evaluation.json").write_text((folder / "evaluation.json").read_text())
     assert not job.done(copy)
-    with pytest.raises(CapoError, match=r"the job ncapo .* holds a run with other settings \(entropy 0.5, not"):
+    with pytest.raises(CapoError, match=r"the job ncapo .* contains a run with other settings \(entropy 0.5, not"):
         capo.sweep(GRID, out=tmp_path, progress=False)
 
 
@@ -178,11 +178,11 @@ def test_the_plan_alone_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["sweep", "none.toml", "--out", "x"], "there is no such file"),
+        (["sweep", "none.toml", "--out", "x"], "no such file; give"),
         (["sweep", "SPEC"], "--out DIR is missing"),
         (["sweep", "SPEC", "x"], "as --out x"),
         (["sweep", "SPEC", "--out", "SPEC"], "is a file; give a folder"),
-        (["sweep", "SPEC", "--out", "x", "--on", "slurm"], "allowed are local, auto"),
+        (["sweep", "SPEC", "--out", "x", "--on", "slurm"], "must be local, auto"),
         (["sweep", "status"], "needs the sweep's folder"),
         (["sweep", "status", "HERE"], "is not the folder of a sweep"),
     ],
@@ -198,7 +198,7 @@ def test_mistakes_on_the_command_line(
 
 
 def test_a_file_and_entries_exclude_each_other(tmp_path: Path) -> None:
-    with pytest.raises(CapoError, match="frames is given beside the file"):
+    with pytest.raises(CapoError, match="frames is given alongside the file"):
         capo.sweep(tmp_path / "spec.toml", out=tmp_path, frames=3)
 
 
@@ -286,6 +286,6 @@ def test_status_from_another_terminal(swept: Path, tmp_path: Path, capsys: pytes
     assert "run by head/3; about 2:10 left" in shown
     (tmp_path / "status.json").write_text(json.dumps(known | {"updated": time.time() - 3600}))
     assert main(["sweep", "status", str(tmp_path)]) == 0
-    assert "nobody is running it now" in capsys.readouterr().out
+    assert "it is not running now" in capsys.readouterr().out
     assert main(["sweep", "status", str(swept)]) == 0
     assert "2 done" in capsys.readouterr().out

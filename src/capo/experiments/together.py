@@ -49,7 +49,7 @@ def train_together(
     if seconds <= 0:
         raise CapoError(f"seconds={seconds:g} must be positive")
     if where is not None and not where.inline:
-        raise CapoError("--together and --seconds train in this process: leave --workers and --on out")
+        raise CapoError("--together and --seconds train in this process: leave out --workers and --on")
     todo = [job for job in jobs if job.missing()]
     same = lambda job: (job.game, job.algorithm, job.preset, str(job.settings))
     for _, group in itertools.groupby(todo, same):
@@ -96,7 +96,7 @@ def _train(jobs: Sequence[Job], say: Say, deadline: float) -> None:
     made: Row = {"precision": _precision(learner), **provenance(), "started": started}
     frames = done * per_iteration
     if done < target:
-        say(f"stopped at frame {frames:,} of {target * per_iteration:,}: the time is up")
+        say(f"stopped at frame {frames:,} of {target * per_iteration:,}: the time limit was reached")
         jobs = [replace(job, plan=replace(job.plan, frames=frames)) for job in jobs]
     for level, job in enumerate(jobs):
         at = [level * len(seeds) + index for index in range(len(seeds))]

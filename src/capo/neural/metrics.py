@@ -116,7 +116,7 @@ def divergences(
         wrong = next((what for what, wrong in guards.items() if wrong[:, index].any()), None)
         if wrong is not None:
             found[seeds[index]] = BadEnvironment(
-                f"iteration {first + at}, seed {seeds[index]}: the environment {env!r} gave {wrong}"
+                f"iteration {first + at}, seed {seeds[index]}: the environment {env!r} returned {wrong}"
             )
             continue
         shown = ", ".join(f"{name} {value[at, index]:g}" for name, value in watched.items())
@@ -140,7 +140,7 @@ def broken(metrics: Mapping[str, NDArray], env: str) -> NDArray:
     """
     for guard, what in _GUARDS.items():
         if (np.asarray(metrics.get(guard, 1.0)) == 0).any():
-            raise BadEnvironment(f"the environment {env!r} gave {what}")
+            raise BadEnvironment(f"the environment {env!r} returned {what}")
     bad = np.asarray(metrics["finite"]) == 0
     for name in _LOSSES:
         if name in metrics:

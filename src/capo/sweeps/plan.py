@@ -143,7 +143,7 @@ def _check_memory(plan: Plan, workers: int) -> None:
     if largest and free is not None and together > 0.8 * free:
         title = next(job.title for job in plan.jobs if job.id == largest[-1][1])
         raise CapoError(
-            f"the largest {len(largest)} jobs need {together / 1e6:,.0f} MB at a time, but {free / 1e6:,.0f} MB "
+            f"the largest {len(largest)} jobs need {together / 1e6:,.0f} MB together, but {free / 1e6:,.0f} MB "
             f"are free; the largest is {title} ({largest[-1][0] / 1e6:,.0f} MB): use fewer --workers, fewer "
             "seeds_per_job, or a smaller replay"
         )
