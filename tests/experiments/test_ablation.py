@@ -94,7 +94,7 @@ def test_game_part_trains_what_is_missing_and_goes_on(
     # Finished variants are not repeated; other settings do not fit into the same files.
     assert quick(out, "--part", "game") == 0
     assert tiny.learned == 2 * 2 * FRAMES
-    assert "2 finished already" in capsys.readouterr().err
+    assert "2 already finished" in capsys.readouterr().err
     assert quick(out, "--part", "game", "--frames", "1280") == 2
     assert "frames 640, not 1280" in capsys.readouterr().err
     # A base of other settings is refused even if it is not asked for, and the report says what does not fit.

@@ -74,7 +74,7 @@ def test_a_quick_run_leaves_results_table_and_figure(
     learned = tiny.learned
     assert quick(tmp_path) == 0
     assert tiny.learned == learned == 2 * 640
-    assert "1 finished already" in capsys.readouterr().err
+    assert "1 already finished" in capsys.readouterr().err
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "page.html")]) == 0
     assert "--quick run" in (tmp_path / "page.html").read_text()
     # More seeds: those that are there stay as they are.
@@ -244,7 +244,7 @@ def test_two_presets_of_one_algorithm_share_a_folder(
     assert quick(tmp_path, "--algos", "ncapo") == 0
     assert quick(tmp_path, "--algos", "ncapo:default", "ncapo", "ncapo:cpu") == 0
     shown = capsys.readouterr()
-    assert "2 trainings, 2 seeds of 640 frames each; 1 finished already" in shown.err
+    assert "2 trainings, 2 seeds of 640 frames each; 1 already finished" in shown.err
     assert "1 of 1: ncapo (default) on breakout, seeds 0, 1" in shown.err
     assert {file.name for file in tmp_path.glob("*.json")} == {
         "breakout-ncapo-cpu.json",

@@ -187,7 +187,7 @@ def test_numbers_of_a_part_that_are_not_finite_are_refused():
     opened = envs.make(Given(CAR, bad_at=2)).open(1)
     opened.reset(0)
     opened.step(np.zeros(1, np.int64))
-    with pytest.raises(EnvironmentFailed, match="nan in it \\(in 'speed'\\)"):
+    with pytest.raises(EnvironmentFailed, match="observation containing nan \\(in 'speed'\\)"):
         opened.step(np.zeros(1, np.int64))
 
 

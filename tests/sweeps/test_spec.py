@@ -184,7 +184,7 @@ def test_memory_and_disk_are_checked_for_all_jobs(tmp_path: Path, monkeypatch: p
     spec, folder = Spec.from_dict(SPEC | {"seeds": 4, "seeds_per_job": 1}), SweepFolder(tmp_path)
     made = plan.make(spec, folder, "local", 2)
     (size,) = set(made.sizes.values())
-    assert "4 jobs, 0 finished already; 2,560 frames" in made.describe()
+    assert "4 jobs, 0 already finished; 2,560 frames" in made.describe()
     monkeypatch.setattr(plan, "available_memory", lambda _: 2 * size)
     with pytest.raises(CapoError, match=r"largest is ncapo \(default\) on probe-both.* use fewer --workers"):
         plan.make(spec, folder, "local", 2)

@@ -64,7 +64,7 @@ def test_a_job_is_the_run_that_capo_train_makes(swept: Path, tmp_path: Path) -> 
 def test_again_touches_nothing_and_a_change_adds_jobs(swept: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = stamps(swept / "jobs")
     capo.sweep(GRID, out=swept)
-    assert "2 jobs, 2 finished already" in capsys.readouterr().err
+    assert "2 jobs, 2 already finished" in capsys.readouterr().err
     assert stamps(swept / "jobs") == before
     more = capo.sweep(SPEC | {"settings": TINY | {"gamma": [0.9, 0.99]}}, out=swept, progress=False)
     after = stamps(swept / "jobs")
@@ -93,7 +93,7 @@ def test_a_job_that_fails_by_itself_stops_nobody(tmp_path: Path, capsys: pytest.
     assert "2 jobs: 1 done, 0 running, 1 failed, 0 to do" in capsys.readouterr().out
     # What failed is tried again by the same command: the environment may have been mended.
     assert main(["sweep", str(spec), "--out", str(out), "--allow-import"]) == 1
-    assert "1 finished already" in capsys.readouterr().out
+    assert "1 already finished" in capsys.readouterr().out
 
 
 def test_an_interrupted_sweep_continues_to_the_same_end(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_the_plan_alone_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFix
     spec.write_text(Spec.from_dict(GRID).to_toml())
     assert main(["sweep", str(spec), "--out", str(out), "--plan"]) == 0
     shown = capsys.readouterr().out
-    assert "2 jobs, 0 finished already" in shown
+    assert "2 jobs, 0 already finished" in shown
     assert "to do   ncapo (default) on probe-both, gamma=0.5, seed 0: 640 frames" in shown
     assert not out.exists()
 
