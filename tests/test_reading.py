@@ -17,11 +17,11 @@ def test_a_file_is_read_up_to_its_limit(tmp_path):
     path = tmp_path / "x"
     path.write_bytes(b"12345")
     assert reading.read_bytes(path, 5) == b"12345"
-    with pytest.raises(Unreadable, match="has 5 bytes, at most 4 are read"):
+    with pytest.raises(Unreadable, match="has 5 bytes; at most 4 are allowed"):
         reading.read_bytes(path, 4)
     with path.open("wb") as file:
         file.truncate(2**41)  # takes no room on the disk
-    with pytest.raises(Unreadable, match=r"has 2,199,023,255,552 bytes, at most 100 are read"):
+    with pytest.raises(Unreadable, match=r"has 2,199,023,255,552 bytes; at most 100 are allowed"):
         reading.read_bytes(path, 100)
 
 
@@ -41,13 +41,13 @@ def test_json_is_nested_up_to_a_depth(depth):
     if depth <= MAX_DEPTH:
         assert reading.parse_json(text)
     else:
-        with pytest.raises(Unreadable, match=f"nested more than {MAX_DEPTH} deep"):
+        with pytest.raises(Unreadable, match=f"nested more than {MAX_DEPTH} levels deep"):
             reading.parse_json(text)
 
 
 @pytest.mark.parametrize(
     ("data", "message"),
-    [(b'{"a": "\xff"}', "byte 7 is not UTF-8"), (b'{"a": ', "perhaps cut short"), (b"", "JSON")],
+    [(b'{"a": "\xff"}', "byte 7 is not UTF-8"), (b'{"a": ', "perhaps truncated"), (b"", "JSON")],
 )
 def test_what_is_not_json_is_said(data, message):
     with pytest.raises(Unreadable, match=message):
@@ -56,7 +56,7 @@ def test_what_is_not_json_is_said(data, message):
 
 def test_json_that_is_not_an_object(tmp_path):
     (tmp_path / "x.json").write_text("[1]")
-    with pytest.raises(Unreadable, match="not what capo writes"):
+    with pytest.raises(Unreadable, match="not a file that capo writes"):
         reading.read_json(tmp_path / "x.json")
 
 

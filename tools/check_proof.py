@@ -74,7 +74,7 @@ def read_proof(path, shape, digest):
     if said != hashlib.sha256(text).hexdigest():
         raise ValueError("the checksum does not match: the file was changed")
     if claims["mdp"] != digest:
-        raise ValueError("the proof is about another MDP")
+        raise ValueError("the proof is for another MDP")
     total = policy.sum(axis=1)
     if not (np.isfinite(values).all() and (policy >= 0).all() and (total > 0.5).all() and (total < 2).all()):
         raise ValueError("the policy or the values are not finite, or the policy is not a distribution")

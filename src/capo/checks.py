@@ -82,9 +82,9 @@ def seeds_from(first: Any, given: Any) -> list[int]:
     if isinstance(given, Sequence | np.ndarray) and not isinstance(given, str):
         chosen = [check_seed(one) for one in given]
         if not chosen or len(set(chosen)) != len(chosen):
-            raise CapoError(f"seeds={given!r} must have at least one seed, and no two may be equal")
+            raise CapoError(f"seeds={given!r} must contain at least one seed and no duplicates")
         if len(chosen) > MAX_SEEDS:
-            raise CapoError(f"{len(chosen):,} seeds were given; at most {MAX_SEEDS:,} are trained at once")
+            raise CapoError(f"{len(chosen):,} seeds were given; at most {MAX_SEEDS:,} can be trained at once")
         return chosen
     start = check_seed(first)
     return [check_seed(one) for one in range(start, start + whole("seeds", given, most=MAX_SEEDS))]

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 
 
 class CapoError(ValueError):
-    """A user's mistake: says what was given, what is allowed, and what to do."""
+    """A user's mistake. The message contains what was given, what is allowed, and what to do."""
 
 
 class CapoWarning(UserWarning):
-    """Something that is allowed, but that the theory does not cover or that a user should know."""
+    """Something that is allowed but not covered by the theory, or that a user should know about."""
 
 
 def unknown_name(kind: str, given: object, allowed: Iterable[str]) -> CapoError:
@@ -19,4 +19,4 @@ def unknown_name(kind: str, given: object, allowed: Iterable[str]) -> CapoError:
     names = sorted(allowed)
     near = difflib.get_close_matches(str(given), names, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
-    return CapoError(f"unknown {kind} {given!r}: {hint}allowed are {', '.join(names)}")
+    return CapoError(f"unknown {kind} {given!r}: {hint}allowed: {', '.join(names)}")

@@ -26,9 +26,9 @@ Picture = np.ndarray[Any, np.dtype[np.uint8]]
 def check_target(path: Path) -> None:
     """Raises a CapoError if a GIF can't be written to ``path``."""
     if path.suffix.lower() != ".gif":
-        raise CapoError(f"{path}: the film is a GIF, so its name must end in .gif")
+        raise CapoError(f"{path}: the animation is a GIF, so its name must end in .gif")
     if path.is_dir():
-        raise CapoError(f"{path}: is a folder")
+        raise CapoError(f"{path} is a folder; give the name of a .gif file")
     folder = next(parent for parent in path.absolute().parents if parent.exists())
     if not folder.is_dir():
         raise CapoError(f"{path}: {folder} is a file, so nothing can be written into it")

@@ -48,7 +48,7 @@ def read_bytes(path: str | Path, limit: int, *, follow: bool = False) -> bytes:
         with os.fdopen(open_regular(path, os.O_RDONLY, follow=follow), "rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size > limit:
-                raise Unreadable(f"has {size:,} bytes, at most {limit:,} are read")
+                raise Unreadable(f"has {size:,} bytes; at most {limit:,} are allowed")
             return file.read(limit + 1)[:limit]
     except FileNotFoundError:
         raise Unreadable("is missing") from None
@@ -62,14 +62,14 @@ def parse_json(data: bytes | str) -> Any:
     Raises:
         Unreadable: if it is not UTF-8 or not JSON, or nested too deeply.
     """
-    too_deep = Unreadable(f"is nested more than {MAX_DEPTH} deep")
+    too_deep = Unreadable(f"is nested more than {MAX_DEPTH} levels deep")
     try:
         text = data if isinstance(data, str) else data.decode()
         found = json.loads(text)
     except UnicodeDecodeError as error:
-        raise Unreadable(f"not readable as JSON: byte {error.start} is not UTF-8") from None
+        raise Unreadable(f"is not valid JSON: byte {error.start} is not UTF-8") from None
     except ValueError as error:
-        raise Unreadable(f"not readable as JSON, perhaps cut short ({error})") from None
+        raise Unreadable(f"is not valid JSON, perhaps truncated ({error})") from None
     except RecursionError:
         raise too_deep from None
     level: list[Any] = [found]
@@ -94,7 +94,7 @@ def read_json(path: Path, limit: int = JSON_LIMIT) -> dict[str, Any]:
     """
     found = parse_json(read_bytes(path, limit))
     if not isinstance(found, dict):
-        raise Unreadable("is not what capo writes there")
+        raise Unreadable("is not a file that capo writes")
     return found
 
 

@@ -94,7 +94,7 @@ def test_game_part_trains_what_is_missing_and_goes_on(
     # Finished variants are not repeated; other settings do not fit into the same files.
     assert quick(out, "--part", "game") == 0
     assert tiny.learned == 2 * 2 * FRAMES
-    assert "2 finished already" in capsys.readouterr().err
+    assert "2 already finished" in capsys.readouterr().err
     assert quick(out, "--part", "game", "--frames", "1280") == 2
     assert "frames 640, not 1280" in capsys.readouterr().err
     # A base of other settings is refused even if it is not asked for, and the report says what does not fit.
@@ -110,7 +110,7 @@ def test_game_part_trains_what_is_missing_and_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr(TinyNCAPO, "stop_at", 320)
         assert quick(broken, "--part", "game") == 130
-    assert "the same command continues" in capsys.readouterr().err
+    assert "repeat the same command to continue" in capsys.readouterr().err
     assert quick(broken, "--part", "game") == 0
     assert "continuing" in capsys.readouterr().err
     assert json.loads((broken / "breakout-alpha-1.json").read_text())["seeds"] == content["alpha-1"]["seeds"]
@@ -151,7 +151,7 @@ def test_a_finished_chain_is_not_repeated(
     monkeypatch.setattr(a2, "run_all", None)
     monkeypatch.setattr(ablation, "QUICK_VARIANTS", ("base",))
     ablation.run(chain_folder, quick=True)
-    assert "the part chain is finished already" in capsys.readouterr().err
+    assert "the part chain is already finished" in capsys.readouterr().err
     assert not ablation.CHAIN.is_there(chain_folder, quick=False)
 
 

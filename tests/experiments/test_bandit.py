@@ -127,7 +127,7 @@ def test_draw_only_falls_back_to_the_committed_results(folder, tmp_path, monkeyp
     [
         (["bandits"], "did you mean 'bandit'"),
         (["bandit", "--draw-only", "--out", "nowhere"], "run without --draw-only first"),
-        (["bandit", "--draw-only", "--quick"], "exclude each other"),
+        (["bandit", "--draw-only", "--quick"], "cannot be combined"),
     ],
 )
 def test_mistakes_on_the_command_line(arguments, words, tmp_path, monkeypatch):
@@ -172,7 +172,7 @@ def test_a_quick_run_never_replaces_a_full_one(tmp_path, monkeypatch, capsys):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "summary.json").write_text('{"quick": false}')
     assert main(["reproduce", "bandit", "--quick", "--out", "full"]) == 2
-    assert "summary.json is from a full run, which --quick would replace" in capsys.readouterr().err
+    assert "summary.json is from a full run, which --quick would overwrite" in capsys.readouterr().err
     assert main(["reproduce", "bandit", "--out", "full"]) == 0
     assert len(wrote) == 2
 

@@ -74,7 +74,7 @@ def test_a_quick_run_leaves_results_table_and_figure(
     learned = tiny.learned
     assert quick(tmp_path) == 0
     assert tiny.learned == learned == 2 * 640
-    assert "1 finished already" in capsys.readouterr().err
+    assert "1 already finished" in capsys.readouterr().err
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "page.html")]) == 0
     assert "--quick run" in (tmp_path / "page.html").read_text()
     # More seeds: those that are there stay as they are.
@@ -91,23 +91,23 @@ def test_a_quick_run_leaves_results_table_and_figure(
     with monkeypatch.context() as patch:
         change_presets(patch, "ncapo", gamma=0.5)
         assert quick(tmp_path) == 2
-    assert "holds results with other settings (gamma 0.99, not 0.5)" in capsys.readouterr().err
+    assert "contains results with other settings (gamma 0.99, not 0.5)" in capsys.readouterr().err
     # A file from before there was a setting has the value of saying nothing.
     del more["config"]["actor_lambda"]
     (tmp_path / "breakout-ncapo-cpu.json").write_text(json.dumps(more))
     with monkeypatch.context() as patch:
         change_presets(patch, "ncapo", actor_lambda=0.25)
         assert quick(tmp_path) == 2
-    assert "holds results with other settings (actor_lambda 1.0, not 0.25)" in capsys.readouterr().err
+    assert "contains results with other settings (actor_lambda 1.0, not 0.25)" in capsys.readouterr().err
     # Nor other evaluations.
     monkeypatch.setattr(minatar, "QUICK", replace(PLAN, episodes=6, final_episodes=7))
     assert quick(tmp_path) == 2
-    assert "holds results with other settings (episodes 5, not 6)" in capsys.readouterr().err
+    assert "contains results with other settings (episodes 5, not 6)" in capsys.readouterr().err
     # A file from before the numbers were stored can be drawn, but nothing can be added to it.
     del more["episodes"]
     (tmp_path / "breakout-ncapo-cpu.json").write_text(json.dumps(more))
     assert quick(tmp_path) == 2
-    assert "does not say how it was evaluated (episodes missing)" in capsys.readouterr().err
+    assert "does not record how it was evaluated (episodes missing)" in capsys.readouterr().err
     assert main(["reproduce", "minatar", "--draw-only", "--out", str(tmp_path)]) == 0
 
 
@@ -119,7 +119,7 @@ def test_an_interrupted_run_goes_on_to_the_same_end(
     with monkeypatch.context() as patch:
         patch.setattr(tiny, "stop_at", 320)
         assert quick(broken) == 130
-    assert "the same command continues" in capsys.readouterr().err
+    assert "repeat the same command to continue" in capsys.readouterr().err
     assert not (broken / "breakout-ncapo-cpu.json").exists()
     with monkeypatch.context() as patch:  # a preset that has changed since
         change_presets(patch, "ncapo", gamma=0.5)
@@ -151,7 +151,7 @@ def test_drawing_marks_what_is_missing_or_damaged(tmp_path: Path, capsys: pytest
     make_result(data, "asterix", "ncapo", 20.0, format=99)
     assert main(["reproduce", "minatar", "--draw-only", "--out", str(data)]) == 0
     shown = capsys.readouterr().out
-    assert "seaquest-ppo-default.json: not readable as JSON, perhaps cut short" in shown
+    assert "seaquest-ppo-default.json: is not valid JSON, perhaps truncated" in shown
     assert "asterix-ncapo-default.json: was written by another version of capo (format 99" in shown
     assert "no results of PPO on seaquest" in shown
     assert "54.00 [54.00, 54.00]" in shown
@@ -199,11 +199,11 @@ def test_a_folder_without_a_finished_seed_is_an_error(
         (["--algos", "ncapo", "ncap:official"], "did you mean 'ncapo'"),
         (["--algos", "ppo", "ncapo:offical"], "unknown preset of ncapo 'offical': did you mean 'official'"),
         (["--algos", "ncapo", "ppo", "--preset", "official"], "unknown preset of ppo 'official'"),
-        (["--quick", "--algos", "ppo:cpu"], "unknown preset of ppo 'cpu': allowed are atari, default, paper"),
+        (["--quick", "--algos", "ppo:cpu"], "unknown preset of ppo 'cpu': allowed: atari, default, paper"),
         (["--quick", "--algos", "ppo", "--preset", "fast"], "unknown preset of ppo 'fast'"),
         (["--algos", "ncapo:"], "unknown preset of ncapo ''"),
         (["--draw-only", "--games", "breakout"], "--games does not apply to --draw-only"),
-        (["--draw-only", "--quick"], "exclude each other"),
+        (["--draw-only", "--quick"], "cannot be combined"),
     ],
 )
 def test_mistakes_are_named(
@@ -244,7 +244,7 @@ def test_two_presets_of_one_algorithm_share_a_folder(
     assert quick(tmp_path, "--algos", "ncapo") == 0
     assert quick(tmp_path, "--algos", "ncapo:default", "ncapo", "ncapo:cpu") == 0
     shown = capsys.readouterr()
-    assert "2 trainings, 2 seeds of 640 frames each; 1 finished already" in shown.err
+    assert "2 trainings, 2 seeds of 640 frames each; 1 already finished" in shown.err
     assert "1 of 1: ncapo (default) on breakout, seeds 0, 1" in shown.err
     assert {file.name for file in tmp_path.glob("*.json")} == {
         "breakout-ncapo-cpu.json",
@@ -272,7 +272,7 @@ def test_presets_are_told_apart(tmp_path: Path) -> None:
         ("offpac", "cpu"): "Off-PAC (cpu)",
     }
     wrong, gap = found.notes
-    assert "breakout-ppo-paper.json: its content is of ncapo with preset default" in wrong
+    assert "breakout-ppo-paper.json: contains ncapo with preset default" in wrong
     assert gap == "no results of NCAPO (official) on seaquest"
     table = minatar.report(tmp_path)
     overview, official = [line for line in table.splitlines() if line.strip().startswith("NCAPO (official)")]
@@ -382,7 +382,7 @@ def test_a_training_with_a_time_limit_is_a_result_of_fewer_frames(
     whole, short = tmp_path / "whole", tmp_path / "short"
     assert quick(whole, "--algos", "ncapo") == 0
     assert quick(short, "--algos", "ncapo", "--seconds", "1e-9") == 0
-    assert "the time is up" in capsys.readouterr().err
+    assert "the time limit was reached" in capsys.readouterr().err
     ours, theirs = (json.loads((one / "breakout-ncapo-cpu.json").read_text()) for one in (short, whole))
     assert ours["frames"] < theirs["frames"]
     assert ours["config"] == theirs["config"], "the schedules are those of the whole"

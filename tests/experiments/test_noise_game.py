@@ -75,7 +75,7 @@ def test_training_is_noisy_and_evaluations_are_not(
     assert "1 of 2: NCAPO, noise 0" in shown.err
     monkeypatch.setattr(noise_game, "QUICK_LEVELS", (10.0,))
     assert quick(out) == 0
-    assert "1 finished already" in capsys.readouterr().err
+    assert "1 already finished" in capsys.readouterr().err
     assert (out / "game.png").read_bytes().startswith(b"\x89PNG")
     for learner in ("ncapo", "ppo"):
         content = json.loads((out / f"breakout-{learner}-noise-10.json").read_text())
@@ -89,7 +89,7 @@ def test_training_is_noisy_and_evaluations_are_not(
         assert max(trained) > 1, "returns of noisy rewards"
     # Nothing is repeated; a stopped run goes on to the same end; the figure needs the files only.
     assert quick(out) == 0
-    assert "2 finished already" in capsys.readouterr().err
+    assert "2 already finished" in capsys.readouterr().err
     broken = tmp_path / "broken"
     with monkeypatch.context() as patch:
         patch.setattr(TinyNCAPO, "stop_at", 320)
@@ -119,10 +119,10 @@ def test_levels_as_one_program_give_the_same_results(
         del theirs["programs"]
         assert ours == theirs
     assert quick(together, "--algos", "ncapo") == 0
-    assert "2 finished already" in capsys.readouterr().err
+    assert "2 already finished" in capsys.readouterr().err
     short = tmp_path / "short"
     assert quick(short, "--algos", "ncapo", "--together", "--seconds", "1e-9") == 0
-    assert "the time is up" in capsys.readouterr().err
+    assert "the time limit was reached" in capsys.readouterr().err
     stopped = json.loads((short / "breakout-ncapo-noise-0.json").read_text())
     assert 0 < stopped["frames"] < ours["frames"]
     assert stopped["config"]["horizon"] == ours["config"]["horizon"], "the schedules are those of the whole"
@@ -133,9 +133,9 @@ def test_levels_as_one_program_give_the_same_results(
     [
         (["--seconds", "5"], "--seconds needs --together"),
         (["--together", "--seconds", "-1"], "seconds=-1 must be positive"),
-        (["--together", "--workers", "2"], "leave --workers and --on out"),
-        (["--algos", "rainbow"], "allowed are ncapo, ncapo-paper, ncapo-sign, ppo"),
-        (["--levels", "5"], "allowed are 0, 10, 3"),
+        (["--together", "--workers", "2"], "leave out --workers and --on"),
+        (["--algos", "rainbow"], "allowed: ncapo, ncapo-paper, ncapo-sign, ppo"),
+        (["--levels", "5"], "allowed: 0, 10, 3"),
         (["--part", "tabula"], "did you mean 'tabular'"),
     ],
 )

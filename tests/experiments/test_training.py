@@ -55,7 +55,7 @@ def test_processes_make_the_same_results_and_a_failure_stops_nobody(
 def test_an_engine_that_does_not_exist_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     assert main(["reproduce", "minatar", "--quick", "--on", "slurm", "--out", str(out)]) == 2
-    assert "allowed are local, auto" in capsys.readouterr().err
+    assert "must be local, auto" in capsys.readouterr().err
     assert main(["reproduce", "noise", "--quick", "--part", "tabular", "--on", "auto", "--out", str(out)]) == 2
     assert "--on does not apply to --part tabular" in capsys.readouterr().err
     assert not out.exists()

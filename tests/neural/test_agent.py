@@ -93,7 +93,7 @@ def test_an_agent_says_what_it_is(agent: capo.NCAPO) -> None:
 def test_uniform_behaviour_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     settings = {name: value for name, value in TINY.items() if name != "horizon"}
     capo.OffPAC(ENV, **settings).learn(FRAMES, progress_bar=True)
-    assert "the returns shown are those of uniform play" in capsys.readouterr().err
+    assert "the returns shown are those of random play" in capsys.readouterr().err
 
 
 def test_predict_takes_one_or_many(agent: capo.NCAPO) -> None:
@@ -382,5 +382,5 @@ def test_loading_into_a_new_folder(tmp_path: Path) -> None:
     path = capo.NCAPO(ENV, **TINY_640).learn(320).save(tmp_path / "agent")
     capo.NCAPO.load(path, out=tmp_path / "more").learn(320)
     assert metrics(tmp_path / "more")[-1]["frames"] == "640"
-    with pytest.raises(capo.CapoError, match="already holds a run"):
+    with pytest.raises(capo.CapoError, match="already contains a run"):
         capo.NCAPO.load(path, out=tmp_path / "more")

@@ -158,7 +158,7 @@ def test_the_target_in_single_precision_has_no_nan():
     ("batch", "evaluate", "message"),
     [
         (([0, 1], [0]), None, "a batch must be observations"),
-        (([0], [0.5]), None, "whole-numbered actions"),
+        (([0], [0.5]), None, "integer actions"),
         (([0], [3]), None, "actions must be from 0 to 1"),
         (([], []), None, "n >= 1"),
         (([0, 1], [0, 1]), lambda *_: [1.0], "2 finite advantages"),

@@ -177,8 +177,8 @@ def test_presets() -> None:
     [
         ("ALE/Pongo-v5", r"unknown Atari game 'ALE/Pongo-v5': did you mean 'ALE/Pong-v5'"),
         ("ALE/Pong-v5,sticky=1", "unknown argument of ALE/Pong-v5 'sticky'.*repeat_action_probability"),
-        ("ALE/Pong-v5,noop_max=x", "noop_max='x' must be like 30"),
-        ("ALE/Pong-v5,episodic_life=3", "episodic_life=3 must be like True"),
+        ("ALE/Pong-v5,noop_max=x", "noop_max='x' must be a value such as 30"),
+        ("ALE/Pong-v5,episodic_life=3", "episodic_life=3 must be a value such as True"),
         ("ALE/Pong-v5,frameskip=0", "ale-py cannot make .*frameskip must be positive"),
     ],
 )

@@ -168,7 +168,7 @@ def test_a_functions_form_may_not_change() -> None:
     forms = iter([np.full((6, 2), 0.5), (np.zeros(6, int), np.ones(6))])
     behaviour = Behaviour(lambda _: next(forms), 1.0, 2, "f")
     behaviour.on_host(OBS)
-    with pytest.raises(capo.CapoError, match="a pair once and one array another time"):
+    with pytest.raises(capo.CapoError, match="a pair in one call and a single array in another"):
         behaviour.on_host(OBS)
 
 

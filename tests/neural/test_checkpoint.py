@@ -98,18 +98,18 @@ def test_a_cut_file_is_refused(tmp_path: Path, keep: int) -> None:
     path = tmp_path / "x.safetensors"
     checkpoint.write(path, make_state(), {})
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(CapoError, match=r"damaged|not a checkpoint"):
+    with pytest.raises(CapoError, match=r"damaged|not a capo checkpoint"):
         checkpoint.read(path)
 
 
 def test_foreign_and_future_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     path.write_text("seed,frames\n0,1\n" * 20)
-    with pytest.raises(CapoError, match="not a checkpoint of capo"):
+    with pytest.raises(CapoError, match="is not a capo checkpoint"):
         checkpoint.read(path)
     header = json.dumps({"__metadata__": {"format": "pt"}}).encode()
     path.write_bytes(len(header).to_bytes(8, "little") + header)
-    with pytest.raises(CapoError, match="not a checkpoint of capo"):
+    with pytest.raises(CapoError, match="is not a capo checkpoint"):
         checkpoint.read(path)
     checkpoint.write(path, make_state(), {})
     path.write_bytes(path.read_bytes().replace(b'"version": "1"', b'"version": "9"'))
@@ -172,7 +172,7 @@ def test_the_store_keeps_the_last_and_asks_before_it_steps_back(tmp_path: Path) 
     assert newest.content["frames"] == 1000
     assert checkpoint.frames_of(newest.path) == 1000
     store.paths()[-1].write_bytes(b"rubbish")
-    with pytest.raises(CapoError, match=r"not a checkpoint.*checkpoint-000000000200.*--use-previous"):
+    with pytest.raises(CapoError, match=r"not a capo checkpoint.*checkpoint-000000000200.*--use-previous"):
         store.load()
     previous = store.load(use_previous=True)
     assert previous is not None

@@ -62,7 +62,7 @@ def test_train_says_what_it_does(
         "replay ratio",
         "compiling",
         "compiled in",
-        "MB, its state included",
+        "MB, including its state",
         "rounded up to 640 frames",
     ):
         assert text in shown.err
@@ -296,7 +296,7 @@ def test_the_curve_smooths_what_exists() -> None:
         (["train", ENV, "--checkpoint-every", "often"], "60s, 5m or 1h"),
         (["train", ENV, "--eval-episodes", "-1"], "0 (no evaluation)"),
         (["resume", "nowhere"], "no such folder"),
-        (["evaluate", "nowhere"], "no such run or saved agent nor nowhere.safetensors"),
+        (["evaluate", "nowhere"], "no such run or saved agent, and no file nowhere.safetensors"),
         (["watch", "nowhere", "--out", "play.png"], "end in .gif"),
     ],
 )

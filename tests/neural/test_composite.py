@@ -200,7 +200,7 @@ def test_the_speed_is_said_after_a_few_seconds(monkeypatch):
     state, metrics = speed.run(Slow(), 0, 10, 100)
     assert (state, calls) == (10, [1, 2, 7])
     assert metrics["x"][:, 0].tolist() == list(range(10))
-    assert stream.getvalue().count("frames/s; the 776 frames left take about") == 1
+    assert stream.getvalue().count("frames/s; the remaining 776 frames will take about") == 1
     assert speed.run(Slow(), 10, 10, 90)[0] == 20
     assert calls == [1, 2, 7, 10]
     pace.Pace(Ticker()).run(Slow(), 0, 10, 100)
@@ -221,7 +221,7 @@ def test_what_is_paid_once_is_not_in_the_speed(monkeypatch):
 
     stream = io.StringIO()
     pace.Pace(Lines(stream)).run(CompilesFirst(), 0, 20, 100)
-    assert "speed: about 10 frames/s; the 930 frames left take about 1:33" in stream.getvalue()
+    assert "speed: about 10 frames/s; the remaining 930 frames will take about 1:33" in stream.getvalue()
 
 
 def test_a_mask_among_the_observations_is_said_to_forbid_nothing():
@@ -231,7 +231,7 @@ def test_a_mask_among_the_observations_is_said_to_forbid_nothing():
         )
 
     agent = agent_for("a2c", WithMask())
-    assert any("no action is forbidden by it: return it in info" in text for text in said(agent))
+    assert any("forbids no action: if it is meant as a mask, return it in info" in text for text in said(agent))
     assert not any("forbidden" in text for text in said(agent_for("a2c", "Both-v0")))
 
 

@@ -66,7 +66,7 @@ def test_the_others_are_bit_for_bit_what_they_would_have_been(runs: tuple[Path, 
     assert found.seeds == (3, 5)
     np.testing.assert_array_equal(found.returns, reference.evaluate(6).returns[[0, 2]])
     assert (found.to_dict()["diverged"], found.to_dict()["seeds"]) == ([4], [3, 5])
-    assert "without seed 4, diverged" in str(found)
+    assert "excluding seed 4, diverged" in str(found)
 
 
 def test_the_files_say_which_seed_diverged(runs: tuple[Path, Path]) -> None:
@@ -85,7 +85,7 @@ def test_the_files_say_which_seed_diverged(runs: tuple[Path, Path]) -> None:
 
 def test_what_diverged_is_not_used_and_nothing_that_is_not_finite_is_written(runs: tuple[Path, Path]) -> None:
     agent = capo.NCAPO.load(runs[0])
-    with pytest.raises(capo.CapoError, match=r"policy of seed 4 can't be used any more: diverged at iteration"):
+    with pytest.raises(capo.CapoError, match=r"policy of seed 4 can no longer be used: diverged at iteration"):
         agent.use_seed(4).predict([1.0])
     assert agent.use_seed(5).predict([1.0])[0].shape == ()
     state = agent._states.groups[0].state
@@ -107,7 +107,7 @@ def test_a_run_with_a_diverged_seed_is_resumed_exactly(
         assert main(["resume", str(out), "--frames", "800"]) == 0
     said = capsys.readouterr()
     assert "seed 4 diverged at iteration" in said.err
-    assert "without seed 4, diverged" in said.out
+    assert "excluding seed 4, diverged" in said.out
 
 
 def test_if_every_seed_diverges_the_run_ends(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_if_every_seed_diverges_the_run_ends(tmp_path: Path) -> None:
     with pytest.raises(capo.CapoError, match=r"training diverged at iteration \d+, seed 3.*last good checkpoint"):
         agent.learn(640)
     for use in (lambda: agent.evaluate(2), lambda: agent.learn(80), lambda: agent.save(tmp_path / "x")):
-        with pytest.raises(capo.CapoError, match="can't be used any more: training diverged"):
+        with pytest.raises(capo.CapoError, match="can no longer be used: training diverged"):
             use()
 
 
@@ -138,7 +138,9 @@ def test_a_reward_that_is_not_a_number_stops_its_seed_alone() -> None:
             return env_state + 1, jax.numpy.zeros(1), reward, env_state == 3, jax.numpy.bool_(False)
 
     agent = capo.NCAPO(Unlucky(), seeds=6, log_every=16, **TINY_640)
-    with pytest.warns(capo.CapoWarning, match="stopped at iteration .* gave a reward that is not a finite number"):
+    with pytest.warns(
+        capo.CapoWarning, match="stopped at iteration .* returned a reward that is not a finite number"
+    ):
         agent.learn(160, callback=lambda one, _: not one.diverged)
     assert 0 < len(agent.diverged) < 6
 
@@ -162,7 +164,7 @@ def test_seeds_on_the_host_go_on_without_the_one_that_diverged(
         assert (one.frames, one.frames_left, list(one.diverged)) == (160, 0, [1])
         with pytest.warns(capo.CapoWarning, match="left out: 1"):
             assert one.evaluate(2).seeds == (0, 2)
-        with pytest.raises(capo.CapoError, match="seed 1 can't be used any more: diverged at iteration 4"):
+        with pytest.raises(capo.CapoError, match="seed 1 can no longer be used: diverged at iteration 4"):
             one.use_seed(1).predict(np.zeros(4))
         assert one.use_seed(0).predict(np.zeros(4))[0].shape == ()
     assert [row["frames"] for row in metrics(out) if row["seed"] == "1"] == ["32", "64"]
@@ -189,6 +191,6 @@ def test_capo_train_ends_well_without_the_seed(tmp_path: Path, capsys: pytest.Ca
     assert status == 0
     said = capsys.readouterr()
     assert "seed 1 diverged at iteration" in said.err
-    assert "without seed 1, diverged" in said.out
+    assert "excluding seed 1, diverged" in said.out
     assert json.loads((out / "evaluation.json").read_text())["diverged"] == [1]
     shutil.rmtree(out)

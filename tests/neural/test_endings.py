@@ -73,7 +73,7 @@ def test_a_folder_where_the_curve_should_be(
     monkeypatch.setattr(run_figures, "draw_training", draw)
     assert main([*TRAIN, "--out", str(out)]) == 1
     said = capsys.readouterr()
-    assert "training is complete and saved, but not all that follows:\n  curve.png: cannot write" in said.err
+    assert "training is complete and saved, but a later step failed:\n  curve.png: cannot write" in said.err
     assert "evaluation without exploration" in said.out
     assert "curve.png" not in said.out
     assert_complete(out)

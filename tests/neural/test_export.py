@@ -265,6 +265,6 @@ def test_a_graph_that_differs_from_the_agent_is_not_written(
         return wanted(params, np.asarray(observations) / 2 + 1, action_masks, exact)
 
     monkeypatch.setattr(agent.learner, "policy", other)
-    with pytest.raises(capo.CapoError, match="does not compute what the agent does"):
+    with pytest.raises(capo.CapoError, match="does not reproduce the agent"):
         agent.export(tmp_path / "policy.onnx")
     assert not list(tmp_path.iterdir())

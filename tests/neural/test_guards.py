@@ -52,9 +52,7 @@ def test_a_run_that_diverges_stops_and_names_what_and_where(
     # The agent is of no use, says so, and harms no file.
     files = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     for use in uses(agent, saved):
-        with pytest.raises(
-            capo.CapoError, match="can't be used any more: training diverged at iteration"
-        ) as again:
+        with pytest.raises(capo.CapoError, match="can no longer be used: training diverged at iteration") as again:
             use()
         assert str(kept[-1]) in str(again.value)
     assert files == {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
@@ -64,7 +62,7 @@ def test_a_run_that_diverges_stops_and_names_what_and_where(
     assert loaded.predict([1.0])[0].shape == ()
     assert main(["resume", str(out)]) == 2
     said = capsys.readouterr().err
-    assert f"from the last good checkpoint, at frame {loaded.frames:,}, since training diverged at iter" in said
+    assert f"from the last good checkpoint, at frame {loaded.frames:,}, because training diverged at iter" in said
     assert "error: training diverged at iteration" in said
     assert capo.runs.reader.read_config(out)["diverged"].startswith("training diverged")
     assert sorted((out / "checkpoints").iterdir()) == kept
@@ -75,7 +73,7 @@ def test_diverging_without_a_folder(tmp_path: Path) -> None:
     with pytest.raises(capo.CapoError, match="No checkpoint was kept"):
         agent.learn(3200)
     for use in uses(agent, tmp_path / "saved"):
-        with pytest.raises(capo.CapoError, match=r"can't be used any more.*No checkpoint was kept"):
+        with pytest.raises(capo.CapoError, match=r"can no longer be used.*No checkpoint was kept"):
             use()
     assert list(tmp_path.iterdir()) == []
 
@@ -88,7 +86,7 @@ def test_a_state_that_is_not_finite_is_never_kept_or_written(tmp_path: Path) -> 
     with pytest.raises(capo.CapoError, match="not a finite number, so nothing is saved"):
         agent.save(tmp_path / "agent")
     # The environment raises before the log point at which the loss would have been looked at.
-    with pytest.raises(capo.CapoError, match=r"the simulator is gone. Before that, a parameter stopped being"):
+    with pytest.raises(capo.CapoError, match=r"the simulator is gone. A parameter had already become"):
         agent.learn(640)
     for use in (lambda: agent.predict([0.0]), lambda: agent.save(tmp_path / "agent")):
         with pytest.raises(capo.CapoError, match="training state was lost"):
@@ -138,7 +136,7 @@ def test_a_disk_that_is_full_for_the_log_is_said_and_keeps_no_folder_locked(
 def test_a_program_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer, "available_memory", lambda _: 1000)
     with pytest.raises(
-        capo.CapoError, match=r"needs [\d,]+ MB besides its state, but 0 MB are free: set a smaller"
+        capo.CapoError, match=r"needs [\d,]+ MB in addition to its state, but 0 MB are free: set a smaller"
     ):
         capo.NCAPO(ENV, **TINY_640).learn(64)
 
@@ -292,7 +290,7 @@ CONFIG: dict[str, Any] = {
 
 def test_a_folder_that_holds_a_run_is_refused(tmp_path: Path) -> None:
     RunWriter.create(tmp_path / "run", CONFIG).close()
-    with pytest.raises(capo.CapoError, match=r"already holds a run.*capo resume .*another --out"):
+    with pytest.raises(capo.CapoError, match=r"already contains a run.*capo resume .*another --out"):
         capo.NCAPO(ENV, out=tmp_path / "run")
 
 
@@ -327,7 +325,7 @@ def test_two_processes_can_not_train_in_one_folder(tmp_path: Path) -> None:
         ({"lerning_rate": 1}, "learning_rate"),
         ({"gamma": 1.5}, "between 0 and 1"),
         ({"seeds": 0}, "seeds=0 must be a positive integer"),
-        ({"seeds": [1, 1]}, "no two may be equal"),
+        ({"seeds": [1, 1]}, "no duplicates"),
         ({"seed": -1}, "from 0 to"),
         ({"keep": 0}, "keep=0 must be a positive integer"),
         ({"log_every": 0}, "log_every=0 must be a positive integer"),
@@ -378,7 +376,7 @@ def test_resuming_what_was_changed(finished: Path, tmp_path: Path, monkeypatch: 
     config = json.loads((out / "config.json").read_text())
     changed = config | {"config": config["config"] | {"gamma": 0.5}}
     (out / "config.json").write_text(json.dumps(changed))
-    with pytest.raises(capo.CapoError, match=r"config.json was changed .*\(gamma\)"):
+    with pytest.raises(capo.CapoError, match=r"config.json has changed .*\(gamma\)"):
         capo.NCAPO.resume(out)
     # One that is not there, as in a run of an older version, is what it is when nothing is said.
     older = {key: value for key, value in config["config"].items() if key not in ("actor_lambda", "critic")}
@@ -404,15 +402,15 @@ def test_logs_that_lost_rows_are_noticed(finished: Path, tmp_path: Path) -> None
 def test_folders_that_are_no_runs(tmp_path: Path) -> None:
     with pytest.raises(capo.CapoError, match="no such folder"):
         capo.NCAPO.resume(tmp_path / "none")
-    with pytest.raises(capo.CapoError, match="not the folder of a run"):
+    with pytest.raises(capo.CapoError, match="not a run's folder"):
         capo.NCAPO.resume(tmp_path)
-    with pytest.raises(capo.CapoError, match="not the folder of a run"):
+    with pytest.raises(capo.CapoError, match="not a run's folder"):
         capo.NCAPO.load(tmp_path)
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(capo.CapoError, match="not written by this version of capo \\(no algorithm"):
         capo.NCAPO.load(tmp_path)
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(capo.CapoError, match="not readable as JSON"):
+    with pytest.raises(capo.CapoError, match="is not valid JSON"):
         capo.NCAPO.load(tmp_path)
     with pytest.raises(capo.CapoError, match="no such run or saved agent"):
         capo.NCAPO.load(tmp_path / "agent")

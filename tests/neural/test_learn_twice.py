@@ -25,7 +25,7 @@ def test_a_learning_rate_that_has_ended_is_said() -> None:
         warnings.simplefilter("error")
         agent.learn(640)
     with pytest.warns(
-        capo.CapoWarning, match=r"is 0 from .*\(640 frames\) on, so nothing .* learn\(160, horizon=800\)"
+        capo.CapoWarning, match=r"is 0 after .*\(640 frames\), so nothing .* learn\(160, horizon=800\)"
     ):
         agent.learn(160)
     with warnings.catch_warnings():
@@ -36,7 +36,7 @@ def test_a_learning_rate_that_has_ended_is_said() -> None:
 
 def test_a_learning_rate_that_will_have_ended_is_said() -> None:
     agent = capo.NCAPO(ENV, **TINY, learning_rate_schedule="linear", horizon=160)
-    with pytest.warns(capo.CapoWarning, match=r"nothing in the last 480 frames will be learned: learn\(640, hori"):
+    with pytest.warns(capo.CapoWarning, match=r"nothing will be learned in the last 480 frames: learn\(640, hori"):
         agent.learn(640)
 
 
@@ -44,7 +44,7 @@ def test_a_plan_that_is_refused_is_forgotten(tmp_path: Path) -> None:
     out = tmp_path / "run"
     agent = capo.NCAPO(ENV, out=out, **TINY)
     other = capo.NCAPO(ENV, out=out, **TINY).learn(FRAMES)  # takes the folder first
-    with pytest.raises(capo.CapoError, match="already holds a run"):
+    with pytest.raises(capo.CapoError, match="already contains a run"):
         agent.learn(10 * FRAMES)
     assert agent.frames_left == 0
     agent.out = tmp_path / "another"

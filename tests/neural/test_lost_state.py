@@ -102,7 +102,7 @@ def test_an_environment_that_fails_when_it_is_opened_again_costs_nothing(tmp_pat
 def test_an_observation_of_the_host_that_is_nan_is_named() -> None:
     agent = capo.NCAPO(Fragile(blind_at=20), **TINY_640)
     with pytest.raises(
-        capo.CapoError, match="Fragile, after frame 19: its step returned an observation with nan in it"
+        capo.CapoError, match="Fragile, after frame 19: its step returned an observation containing nan"
     ):
         agent.learn(640)
     assert agent.frames == 16
@@ -126,7 +126,9 @@ def test_an_evaluation_that_fails_changes_nothing(
     env.steps = env.resets = 0
     for name, value in fault.items():
         setattr(env, name, value)
-    with pytest.raises(capo.CapoError, match=f"Fragile, in the evaluation: {message}.*as it was before") as caught:
+    with pytest.raises(
+        capo.CapoError, match=f"Fragile, in the evaluation: {message}.*agent is unchanged"
+    ) as caught:
         agent.evaluate(17)
     assert isinstance(caught.value.__cause__, cause)
     assert bits(agent) == before

@@ -125,16 +125,18 @@ def test_discrete_observations_are_checked() -> None:
 
 
 def test_rewards_that_are_nan_are_named(tmp_path: Path) -> None:
-    named = r"stopped at iteration 2, seed 0: the environment 'unpaid' gave a reward that is not a finite number"
+    named = (
+        r"stopped at iteration 2, seed 0: the environment 'unpaid' returned a reward that is not a finite number"
+    )
     with pytest.raises(capo.CapoError, match=named + r".*No checkpoint was kept.*\(out=\): correct the env"):
         capo.NCAPO(Unpaid(), **TINY_640).learn(10 * FRAMES)
-    with pytest.raises(capo.CapoError, match=named + r".*last good checkpoint is .*same place, so correct"):
+    with pytest.raises(capo.CapoError, match=named + r".*last good checkpoint is .*same result, so correct"):
         capo.NCAPO(Unpaid(), out=tmp_path / "run", **TINY_640).learn(10 * FRAMES)
 
 
 def test_observations_that_are_nan_are_named(tmp_path: Path) -> None:
     with pytest.raises(
-        capo.CapoError, match=r"'blind' gave an observation that is not a finite .*correct the env"
+        capo.CapoError, match=r"'blind' returned an observation that is not a finite .*correct the env"
     ):
         capo.NCAPO(Blind(), out=tmp_path / "run", **TINY_640).learn(640)
 
@@ -236,7 +238,7 @@ class Endless(Counting):
 def test_an_evaluation_that_is_cut_says_so(env: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (host, jitted, protocol):
         monkeypatch.setattr(module, "MAX_EVALUATION_STEPS", 16)
-    with pytest.warns(capo.CapoWarning, match="3 of 3 episodes of the evaluation had not ended after 16 steps"):
+    with pytest.warns(capo.CapoWarning, match="3 of 3 evaluation episodes had not ended after 16 steps"):
         capo.NCAPO(env, **TINY_640).evaluate(episodes=3)
 
 

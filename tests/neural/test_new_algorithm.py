@@ -29,7 +29,7 @@ def test_it_learns() -> None:
 def test_it_is_found_by_its_name(tmp_path: Path) -> None:
     assert capo.Toy is Toy
     assert capo.load(Toy("probe-action", n_envs=4).learn(32).save(tmp_path / "toy")).frames == 32
-    with pytest.raises(capo.CapoError, match="registered already"):
+    with pytest.raises(capo.CapoError, match="already registered"):
         registry.register(ROW)
 
 

@@ -74,7 +74,7 @@ def test_a_network_is_asked_for_again_and_the_run_continues_exactly(tmp_path: Pa
     path = half.save(tmp_path / "half")
     with pytest.raises(capo.CapoError, match=r"trained with network .* capo.load\(path, network=\.\.\.\)"):
         capo.load(path)
-    with pytest.raises(capo.CapoError, match="other names or shapes"):
+    with pytest.raises(capo.CapoError, match="names or shapes of its parameters differ"):
         capo.load(path, network=Body(13))
     again = capo.load(path, network=Body()).learn(FRAMES)
     assert bits(again) == bits(whole)
@@ -124,7 +124,7 @@ class Broken(Body):
     ("network", "what"),
     [
         (object(), r"network is an object of type object; it must be 'auto', .* or an object of your own"),
-        (Body, "network is the class Body, not an object of it; .* an object of your own"),
+        (Body, "network is the class Body, not an instance of it; .* an object of your own"),
         (Flat(), r"apply returned \(2, 3\)"),
         (Integers(), "float32 arrays only"),
         (Broken(), "raised ZeroDivisionError"),

@@ -67,7 +67,7 @@ def test_train_takes_it(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("", 'needs a line such as algorithm = "..."'),
-        ('algorithm = "ncapo"\npreset = "default"\n[settings]\n', "is a preset of ncapo, not of ppo"),
+        ('algorithm = "ncapo"\npreset = "default"\n[settings]\n', "is a preset for ncapo, not for ppo"),
         ('algorithm = "ppo"\npreset = "papr"\n[settings]\n', "did you mean 'paper'"),
         ('algorithm = "ppo"\npreset = "/etc/passwd"\n[settings]\n', "unknown preset"),
         (GOOD, r"needs a table \[settings\]"),
@@ -77,14 +77,14 @@ def test_train_takes_it(tmp_path: Path) -> None:
         (GOOD + "[settings]\ngama = 0.9\n", "did you mean 'gamma'"),
         (GOOD + "[settings]\ngamma = 2\n", "gamma=2.0 must be between 0 and 1"),
         (GOOD + "[settings]\ngamma = nan\n", "gamma=nan must be between 0 and 1"),
-        (GOOD + "[settings]\ngamma = '0.9'\n", "gamma='0.9' must be a number, not a text"),
+        (GOOD + "[settings]\ngamma = '0.9'\n", "gamma='0.9' must be a number, not text"),
         (GOOD + "[settings]\ngamma = [0.9]\n", "gamma must be a single value, not list"),
         (GOOD + "[settings]\nlayer_norm = 1\n", "layer_norm=1 must be true or false"),
         (GOOD + "[settings]\nlayer_norm = 'yes'\n", "layer_norm='yes' must be a boolean"),
         (GOOD + "[settings]\nwidth = 1.5\n", "width=1.5 must be an integer"),
         (GOOD + "[settings]\nbatch_size = 100000\n", "batch_size=100000 must divide"),
         (GOOD + "[settings]\n[settings.gamma]\n", "gamma must be a single value, not dict"),
-        (GOOD + "[settings\n", "is not a TOML file"),
+        (GOOD + "[settings\n", "is not a valid TOML file"),
         ("x = 1\n" * MAX_BYTES, "is larger than 100 kB"),
     ],
 )
@@ -98,11 +98,11 @@ def test_what_does_not_belong_there_is_refused(tmp_path: Path, text: str, messag
 
 def test_unreadable_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(capo.CapoError, match="is not a TOML file"):
+    with pytest.raises(capo.CapoError, match="is not a valid TOML file"):
         capo.PPO("probe-action", preset=tmp_path / "binary.toml")
-    with pytest.raises(capo.CapoError, match="there is no such file"):
+    with pytest.raises(capo.CapoError, match="no such file; give"):
         capo.PPO("probe-action", preset="missing.toml")
-    with pytest.raises(capo.CapoError, match="there is no such file"):
+    with pytest.raises(capo.CapoError, match="no such file; give"):
         capo.PPO("probe-action", preset=tmp_path)
 
 

@@ -174,7 +174,7 @@ def test_observations_given_to_predict_are_checked():
         ({"camera": sample["camera"]}, "has the parts camera, speed, where.0, where.1: speed must be"),
         ({**sample, "speed": [1.0, 2.0, 3.0]}, r"speed of shape \(3,\) was given"),
         ({**sample, "speed": "fast"}, "speed must be an array of numbers"),
-        ({**sample, "speed": np.zeros((4, 2))}, "batch axis of one length, or none"),
+        ({**sample, "speed": np.zeros((4, 2))}, "batch axis of the same length, or none"),
         (np.zeros(3), "camera must be an array of numbers"),
     ):
         with pytest.raises(CapoError, match=message):
@@ -187,14 +187,14 @@ def test_numbers_of_a_part_that_are_not_finite_are_refused():
     opened = envs.make(Given(CAR, bad_at=2)).open(1)
     opened.reset(0)
     opened.step(np.zeros(1, np.int64))
-    with pytest.raises(EnvironmentFailed, match="nan in it \\(in 'speed'\\)"):
+    with pytest.raises(EnvironmentFailed, match="observation containing nan \\(in 'speed'\\)"):
         opened.step(np.zeros(1, np.int64))
 
 
 def test_numbers_beyond_float32_are_named():
     encoding = observation_encoding("far", spaces.Box(-np.inf, np.inf, (1,), np.float64))
     np.testing.assert_array_equal(encoding.encode(np.array([[1e300 * 1e-290]])), np.float32([[1e10]]))
-    with pytest.raises(CapoError, match=r"1e\+300 of 'far' is too large for float32"):
+    with pytest.raises(CapoError, match=r"1e\+300 of 'far' is too large for the networks' float32"):
         encoding.encode(np.array([[1e300]]))
 
 

@@ -235,7 +235,7 @@ def test_gymnax_trains_eight_seeds_from_a_name_an_object_or_a_pair(tmp_path):
         assert (made.name, made.n_actions) == ("gymnax:CartPole-v1", 2)
     with pytest.raises(CapoError, match="continuous actions"):
         envs.make("gymnax:Pendulum-v1")
-    with pytest.raises(CapoError, match=r"has no argument 'speed': allowed are .*gravity"):
+    with pytest.raises(CapoError, match=r"has no argument 'speed'; allowed: .*gravity"):
         envs.make("gymnax:CartPole-v1,speed=2")
     with pytest.raises(CapoError, match="unknown environment of gymnax 'CartPole-v7': did you mean 'CartPole-v1'"):
         envs.make("gymnax:CartPole-v7")

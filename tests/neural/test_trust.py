@@ -190,7 +190,7 @@ def test_a_module_is_imported_with_consent(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize("field", ["env", "eval_env"])
 def test_names_that_need_consent(run: Path, name: str, field: str) -> None:
     forge_content(newest(run), **{field: name})
-    with pytest.raises(CapoError, match=r"may run any code.*--allow-import"):
+    with pytest.raises(CapoError, match=r"can run any code.*--allow-import"):
         capo.load(run)
 
 
@@ -257,7 +257,7 @@ def test_copies_of_a_host_environment_are_bounded() -> None:
 
 def test_a_resumed_run_has_one_owner(run: Path) -> None:
     first = capo.NCAPO.resume(run)
-    with pytest.raises(CapoError, match="another agent of this one has resumed it"):
+    with pytest.raises(CapoError, match="another agent in this process has resumed it"):
         capo.NCAPO.resume(run)
     first.learn(first.frames_left)
     rows = [(row["seed"], row["frames"]) for row in metrics(run)]
@@ -274,7 +274,7 @@ def test_an_agent_does_not_write_where_somebody_else_went_on(run: Path) -> None:
     first.learn(first.frames_left)
     second = capo.NCAPO.resume(run)
     second.learn(32)
-    with pytest.raises(CapoError, match=r"continued or changed by somebody else.*NCAPO.resume"):
+    with pytest.raises(CapoError, match=r"continued or changed by another agent.*NCAPO.resume"):
         first.learn(32)
     second.learn(32)
     rows = [(row["seed"], row["frames"]) for row in metrics(run)]
@@ -318,7 +318,7 @@ def test_a_forked_child_does_not_keep_the_lock(run: Path) -> None:
 def test_a_renamed_checkpoint_is_noticed(run: Path, stopped: Path, tmp_path: Path) -> None:
     file = newest(run)
     file.rename(file.with_name("checkpoint-000000000160.safetensors"))
-    with pytest.raises(CapoError, match=r"name says frame 160, but it holds frame 64.*--use-previous"):
+    with pytest.raises(CapoError, match=r"name gives frame 160, but it contains frame 64.*--use-previous"):
         capo.NCAPO.resume(run)
     agent = capo.NCAPO.resume(run, use_previous=True)
     agent.learn(agent.frames_left)
@@ -339,8 +339,8 @@ def test_a_checkpoint_of_another_run_is_noticed(run: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"seeds": [3]}, "groups of seeds are not those of its list"),
-        ({"training": {"parts": []}}, "training must be an object with sound"),
+        ({"seeds": [3]}, "groups of seeds do not match its list"),
+        ({"training": {"parts": []}}, "training must be an object with valid"),
         ({"predictions": -1}, "predictions must be"),
         ({"seeds": None}, "seeds must be a list of integers, not None"),
         ({"algorithm": "../x"}, "algorithm must be a name"),
@@ -356,7 +356,7 @@ def test_a_checkpoint_that_contradicts_itself(run: Path, change: dict[str, Any],
 def test_an_iteration_that_its_state_has_not_reached(run: Path, tmp_path: Path) -> None:
     saved = capo.load(run).save(tmp_path / "agent")
     forge(saved, lambda manifest: manifest["content"]["training"]["parts"][0].update(iteration=9))
-    with pytest.raises(CapoError, match=r"at iteration 9, but their state is of iteration 4"):
+    with pytest.raises(CapoError, match=r"at iteration 9, but their state is from iteration 4"):
         capo.load(saved)
 
 
@@ -375,7 +375,9 @@ def test_recorded_settings_are_used_and_missing_ones_are_said(run: Path) -> None
     config = json.loads((run / "config.json").read_text())["config"]
     config.pop("tau_q")
     change_config(run, config=config | {"gamma": 0.5})
-    with pytest.warns(capo.CapoWarning, match=r"not record these settings, which get their defaults tau_q=0.05"):
+    with pytest.warns(
+        capo.CapoWarning, match=r"not record these settings, so they take their defaults tau_q=0.05"
+    ):
         agent = capo.NCAPO.resume(run)
     assert agent.config.gamma == 0.5
 
@@ -394,7 +396,7 @@ def test_a_run_without_a_known_semantics_number(
     assert main(["resume", str(run)]) == 2
     said = capsys.readouterr().err.strip().splitlines()
     assert len(said) == 1
-    assert ("did not number its results" if number is None else "newer than this capo") in said[0]
+    assert ("did not yet number its results" if number is None else "from a newer version of capo") in said[0]
     assert files(run) == before
     with pytest.warns(capo.CapoWarning, match="number"):
         assert main(["resume", str(run), "--anyway"]) == 0

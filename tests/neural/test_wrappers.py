@@ -165,7 +165,7 @@ def test_frames_of_one_number_and_of_discrete_observations() -> None:
 def test_observations_that_can_not_be_stacked_are_refused() -> None:
     env = Wander()
     env.layout = Layout((Part("a", (2,), "float32"),))  # type: ignore[attr-defined]
-    with pytest.raises(CapoError, match="frame_stack=2 needs observations that are one array"):
+    with pytest.raises(CapoError, match="frame_stack=2 needs observations that are a single array"):
         wrap(env, 2)
     with pytest.raises(CapoError, match="not stacked already"):
         wrap(wrap(Wander(), 2), 2)

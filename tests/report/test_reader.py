@@ -36,7 +36,7 @@ def test_a_whole_run_is_the_same_both_ways(tmp_path: Path) -> None:
     [
         ("seeds", ["x"], "seeds must be a list of integers, not ['x']"),
         ("frames", True, "frames must be a positive integer, not True"),
-        ("config", None, "config must be an object of numbers, texts, true, false and null, not None"),
+        ("config", None, "config must be an object of numbers, strings, true, false and null, not None"),
     ],
 )
 def test_a_field_that_breaks_its_rule_is_an_error_or_left_out(
@@ -63,7 +63,7 @@ def test_damaged_metrics_are_an_error_or_the_whole_rows(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     with (run / "metrics.csv").open("a") as file:
         file.write("4,1\n")
-    with pytest.raises(CapoError, match=r"metrics.csv: line 502 cannot be read \(cut short or damaged\)"):
+    with pytest.raises(CapoError, match=r"metrics.csv: line 502 cannot be read \(truncated or damaged\)"):
         reader.read_metrics(run)
     rows, (problem,) = reader.salvage_metrics(run)
     assert (len(rows), problem.partition(" ")[0]) == (500, "line")

@@ -79,7 +79,7 @@ def test_the_numbers_are_those_of_the_run(tmp_path: Path) -> None:
 def test_without_an_evaluation_the_end_of_training_counts_and_is_said(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", evaluated=False)
     row = make_page(run)["environments"][0]["series"][0]["row"]
-    assert "training episodes of the last 10%" in row["how"]
+    assert "training episodes in the last 10%" in row["how"]
     rows = [line.split(",") for line in (run / "metrics.csv").read_text().splitlines()[1:]]
     ends = [float(cells[4]) for cells in rows if int(cells[2]) > 0.9 * FRAMES]
     assert row["mean"][0] == pytest.approx(np.mean(ends), rel=1e-4)
@@ -192,15 +192,15 @@ def _truncate(file: Path, keep: float) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda run: _truncate(run / "metrics.csv", 0.93), r"metrics.csv: line \d+ cannot be read \(cut short"),
-        (lambda run: _truncate(run / "config.json", 0.5), "config.json: not readable as JSON, perhaps cut short"),
+        (lambda run: _truncate(run / "metrics.csv", 0.93), r"metrics.csv: line \d+ cannot be read \(truncated"),
+        (lambda run: _truncate(run / "config.json", 0.5), "config.json: is not valid JSON, perhaps truncated"),
         (lambda run: (run / "config.json").unlink(), "config.json: is missing"),
-        (lambda run: (run / "config.json").write_text("[]"), "config.json: is not what capo writes there"),
+        (lambda run: (run / "config.json").write_text("[]"), "config.json: is not a file that capo writes"),
         (
             lambda run: (run / "config.json").write_text("{}"),
             "config.json: was written by another version of capo",
         ),
-        (lambda run: _truncate(run / "evaluation.json", 0.5), "evaluation.json: not readable as JSON"),
+        (lambda run: _truncate(run / "evaluation.json", 0.5), "evaluation.json: is not valid JSON"),
         (
             lambda run: (run / "evaluation.json").write_text("{}"),
             "evaluation.json: was written by another version",
@@ -276,7 +276,7 @@ def test_an_evaluation_of_an_earlier_frame_is_not_the_final_one(tmp_path: Path) 
     evaluation = json.loads((run / "evaluation.json").read_text())
     (run / "evaluation.json").write_text(json.dumps(evaluation | {"frames": 500}))
     content = make_page(run)
-    assert any("is of frame 500, not of the finished run" in problem for problem in content["problems"])
+    assert any("is from frame 500, not from the end of the run" in problem for problem in content["problems"])
     assert "training episodes" in content["environments"][0]["series"][0]["row"]["how"]
 
 
@@ -287,7 +287,7 @@ def test_an_evaluation_without_every_seed_is_not_the_final_one(tmp_path: Path) -
     first = {"seeds": [0], "mean_by_seed": evaluation["mean_by_seed"][:1]}
     (run / "evaluation.json").write_text(json.dumps(evaluation | first))
     content = make_page(run)
-    assert any("lacks seed 1: not used; `capo evaluate" in problem for problem in content["problems"])
+    assert any("lacks seed 1, so it is not used; `capo evaluate" in problem for problem in content["problems"])
     row = content["environments"][0]["series"][0]["row"]
     assert "training episodes" in row["how"]
     assert row["finished"] == 2
@@ -304,9 +304,9 @@ def test_names_can_not_break_out_of_the_data(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere"], "nowhere: there is no such folder"),
-        (["file"], "file: is a file; give the folder it is in"),
-        (["empty"], "empty: is not the folder of a run"),
+        (["nowhere"], "nowhere: no such folder"),
+        (["file"], "file is a file; give the folder that contains it"),
+        (["empty"], "empty is not a run's folder"),
         (["run", "--out", "empty"], "is a folder; give a file such as empty/report.html"),
         (["run", "--out", "no/where.html"], "there is no folder no"),
     ],
@@ -375,7 +375,7 @@ def test_runs_that_are_not_alike_are_said(tmp_path: Path) -> None:
     remarks = "\n".join(make_page(tmp_path / "a", tmp_path / "b", tmp_path / "c")["remarks"])
     assert "different lengths (frames: NCAPO 1,000,000, PPO 10,000,000, A2C 1,000,000)" in remarks
     assert "measured in different ways: 100 " in remarks
-    assert "; training episodes of the last 10%" in remarks
+    assert "; training episodes in the last 10%" in remarks
     assert "different lengths" not in "\n".join(make_page(tmp_path / "a")["remarks"])
 
 
@@ -441,7 +441,7 @@ def test_a_sweep_is_named_and_chosen_by_its_settings(tmp_path: Path) -> None:
 def test_a_sweep_that_has_not_begun_is_said(tmp_path: Path) -> None:
     (tmp_path / "jobs").mkdir()
     (tmp_path / "sweep.toml").write_text("")
-    with pytest.raises(CapoError, match="no job of this sweep has begun"):
+    with pytest.raises(CapoError, match="no job of this sweep has started"):
         sources.read([tmp_path])
 
 

@@ -84,7 +84,7 @@ def test_a_lost_worker_is_replaced(tmp_path: Path) -> None:
 
 def test_work_that_kills_every_worker_is_given_up(tmp_path: Path) -> None:
     found = run_all(work(tmp_path, Slow("deadly", deaths=99), Slow("next")), workers=1)
-    assert f"lost {MAX_LOSSES} times without getting further" in found["deadly"].error
+    assert f"lost {MAX_LOSSES} times without making progress" in found["deadly"].error
     assert not found["next"].error
 
 
@@ -96,7 +96,7 @@ def test_in_this_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_mistakes(tmp_path: Path) -> None:
-    with pytest.raises(CapoError, match="allowed are local, auto"):
+    with pytest.raises(CapoError, match="must be local, auto"):
         choose("slurm")
     with pytest.raises(CapoError, match="same name"):
         run_all(work(tmp_path, Slow("a"), Slow("a")))

@@ -101,5 +101,5 @@ def test_the_file_is_named(tmp_path: Path) -> None:
     path.write_text("[gamma]\nlow = 1\n")
     with pytest.raises(capo.CapoError, match=r"space\.toml: .*needs low and high"):
         read_space(path, NCAPOConfig)
-    with pytest.raises(capo.CapoError, match="there is no such file"):
+    with pytest.raises(capo.CapoError, match="no such file; give"):
         read_space(tmp_path / "none.toml", NCAPOConfig)

@@ -119,9 +119,9 @@ def test_a_specification_as_a_file(tmp_path: Path) -> None:
         ({"zipped": [{"gamma": [0.1, 0.2], "width": [8]}]}, "gamma has 2, width has 1"),
         ({"zipped": {"gamma": 1}}, "must be a list of tables"),
         ({"seeds": 0}, "seeds=0 must be a positive integer"),
-        ({"seeds": [1, 1]}, "no two may be equal"),
+        ({"seeds": [1, 1]}, "no duplicates"),
         ({"frames": -1}, "frames=-1 must be a positive integer"),
-        ({"gpus": 1.5}, "gpus=1.5 must be whole if it is above 1"),
+        ({"gpus": 1.5}, "gpus=1.5 must be an integer if it is above 1"),
         ({"cpus": "two"}, "cpus='two' must be a number"),
         ({"checkpoint_every": "often"}, "checkpoint interval 'often'"),
         ({"frame": 3}, "unknown entry of the sweep 'frame': did you mean 'frames'"),
@@ -137,7 +137,7 @@ def test_mistakes_are_named(given: dict[str, Any], message: str) -> None:
 def test_what_is_missing_or_unreadable(tmp_path: Path) -> None:
     with pytest.raises(CapoError, match="has no environments"):
         Spec.from_dict({"frames": 3})
-    with pytest.raises(CapoError, match="there is no such file"):
+    with pytest.raises(CapoError, match="no such file; give"):
         Spec.read(tmp_path / "none.toml")
     with pytest.raises(CapoError, match="is not valid TOML"):
         Spec.parse("frames = ", "x.toml")
@@ -156,7 +156,7 @@ def test_a_file_cannot_import_a_module_without_consent(tmp_path: Path, monkeypat
     for name in ("sly:Sly-v0", "CartPole-v1,x=sly:Sly-v0"):
         text = Spec.from_dict(SPEC | {"environments": [name]}).to_toml()
         (tmp_path / "spec.toml").write_text(text)
-        with pytest.raises(CapoError, match=r"the jobs on .* which may run any code.*--allow-import"):
+        with pytest.raises(CapoError, match=r"the jobs on .* which can run any code.*--allow-import"):
             capo.sweep(tmp_path / "spec.toml", out=tmp_path / "new")
         sweep = tmp_path / "sweep"
         (sweep / "jobs").mkdir(parents=True, exist_ok=True)
@@ -174,7 +174,7 @@ def test_a_specification_that_is_not_a_small_file(tmp_path: Path) -> None:
     huge.write_bytes(b"#" * 2_000_000)
     with pytest.raises(CapoError, match="not a regular file"):
         Spec.read(pipe)
-    with pytest.raises(CapoError, match="has 2,000,000 bytes, at most 1,000,000 are read"):
+    with pytest.raises(CapoError, match="has 2,000,000 bytes; at most 1,000,000 are allowed"):
         Spec.read(huge)
     with pytest.raises(CapoError, match="is not valid TOML"):
         Spec.parse(f"frames = {'[' * 100_000}", "deep.toml")
@@ -184,7 +184,7 @@ def test_memory_and_disk_are_checked_for_all_jobs(tmp_path: Path, monkeypatch: p
     spec, folder = Spec.from_dict(SPEC | {"seeds": 4, "seeds_per_job": 1}), SweepFolder(tmp_path)
     made = plan.make(spec, folder, "local", 2)
     (size,) = set(made.sizes.values())
-    assert "4 jobs, 0 finished already; 2,560 frames" in made.describe()
+    assert "4 jobs, 0 already finished; 2,560 frames" in made.describe()
     monkeypatch.setattr(plan, "available_memory", lambda _: 2 * size)
     with pytest.raises(CapoError, match=r"largest is ncapo \(default\) on probe-both.* use fewer --workers"):
         plan.make(spec, folder, "local", 2)

@@ -64,7 +64,7 @@ def test_a_job_is_the_run_that_capo_train_makes(swept: Path, tmp_path: Path) -> 
 def test_again_touches_nothing_and_a_change_adds_jobs(swept: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = stamps(swept / "jobs")
     capo.sweep(GRID, out=swept)
-    assert "2 jobs, 2 finished already" in capsys.readouterr().err
+    assert "2 jobs, 2 already finished" in capsys.readouterr().err
     assert stamps(swept / "jobs") == before
     more = capo.sweep(SPEC | {"settings": TINY | {"gamma": [0.9, 0.99]}}, out=swept, progress=False)
     after = stamps(swept / "jobs")
@@ -93,7 +93,7 @@ def test_a_job_that_fails_by_itself_stops_nobody(tmp_path: Path, capsys: pytest.
     assert "2 jobs: 1 done, 0 running, 1 failed, 0 to do" in capsys.readouterr().out
     # What failed is tried again by the same command: the environment may have been mended.
     assert main(["sweep", str(spec), "--out", str(out), "--allow-import"]) == 1
-    assert "1 finished already" in capsys.readouterr().out
+    assert "1 already finished" in capsys.readouterr().out
 
 
 def test_an_interrupted_sweep_continues_to_the_same_end(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_an_interrupted_sweep_continues_to_the_same_end(tmp_path: Path) -> None:
     first = start()
     begun(first, 16_000)
     os.kill(first.pid, signal.SIGTERM)  # as Ctrl-C; what a script starts with & ignores that
-    assert "the same command continues" in first.communicate(timeout=60)[1]
+    assert "repeat the same command to continue" in first.communicate(timeout=60)[1]
     assert first.returncode == 130
     assert json.loads((broken / "status.json").read_text())["state"] == "stopped"
     reached = max(int(path.stem.rpartition("-")[2]) for path in broken.glob("jobs/*/checkpoints/checkpoint-*"))
@@ -161,7 +161,7 @@ def test_a_folder_with_another_version_s_default_is_refused(swept: Path, tmp_pat
     (copy / "config.json").write_text(json.dumps(config))
     (copy / "evaluation.json").write_text((folder / "evaluation.json").read_text())
     assert not job.done(copy)
-    with pytest.raises(CapoError, match=r"the job ncapo .* holds a run with other settings \(entropy 0.5, not"):
+    with pytest.raises(CapoError, match=r"the job ncapo .* contains a run with other settings \(entropy 0.5, not"):
         capo.sweep(GRID, out=tmp_path, progress=False)
 
 
@@ -170,7 +170,7 @@ def test_the_plan_alone_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFix
     spec.write_text(Spec.from_dict(GRID).to_toml())
     assert main(["sweep", str(spec), "--out", str(out), "--plan"]) == 0
     shown = capsys.readouterr().out
-    assert "2 jobs, 0 finished already" in shown
+    assert "2 jobs, 0 already finished" in shown
     assert "to do   ncapo (default) on probe-both, gamma=0.5, seed 0: 640 frames" in shown
     assert not out.exists()
 
@@ -178,11 +178,11 @@ def test_the_plan_alone_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["sweep", "none.toml", "--out", "x"], "there is no such file"),
+        (["sweep", "none.toml", "--out", "x"], "no such file; give"),
         (["sweep", "SPEC"], "--out DIR is missing"),
         (["sweep", "SPEC", "x"], "as --out x"),
         (["sweep", "SPEC", "--out", "SPEC"], "is a file; give a folder"),
-        (["sweep", "SPEC", "--out", "x", "--on", "slurm"], "allowed are local, auto"),
+        (["sweep", "SPEC", "--out", "x", "--on", "slurm"], "must be local, auto"),
         (["sweep", "status"], "needs the sweep's folder"),
         (["sweep", "status", "HERE"], "is not the folder of a sweep"),
     ],
@@ -198,7 +198,7 @@ def test_mistakes_on_the_command_line(
 
 
 def test_a_file_and_entries_exclude_each_other(tmp_path: Path) -> None:
-    with pytest.raises(CapoError, match="frames is given beside the file"):
+    with pytest.raises(CapoError, match="frames is given alongside the file"):
         capo.sweep(tmp_path / "spec.toml", out=tmp_path, frames=3)
 
 
@@ -286,6 +286,6 @@ def test_status_from_another_terminal(swept: Path, tmp_path: Path, capsys: pytes
     assert "run by head/3; about 2:10 left" in shown
     (tmp_path / "status.json").write_text(json.dumps(known | {"updated": time.time() - 3600}))
     assert main(["sweep", "status", str(tmp_path)]) == 0
-    assert "nobody is running it now" in capsys.readouterr().out
+    assert "it is not running now" in capsys.readouterr().out
     assert main(["sweep", "status", str(swept)]) == 0
     assert "2 done" in capsys.readouterr().out

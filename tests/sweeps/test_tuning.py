@@ -139,11 +139,11 @@ def test_a_folder_belongs_to_one_tuning(whole: Tuning, tmp_path: Path) -> None:
         ({"settings": {"gama": 1}}, "did you mean 'gamma'"),
         ({"settings": {"horizon": 5}}, "horizon can't be set in a tuning"),
         ({"settings": {"gamma": 0.9}, "space": {"gamma": {"low": 0.5, "high": 0.9}}}, "both set and searched"),
-        ({"space": "missing.toml"}, "there is no such file"),
+        ({"space": "missing.toml"}, "no such file; give"),
         ({"preset": "papr"}, "did you mean 'paper'"),
         ({"on": "nowhere"}, "needs workers"),
-        ({"on": "nowhere", "workers": 2}, "allowed are local, auto"),
-        ({"seeds": [1, 1]}, "no two may be equal"),
+        ({"on": "nowhere", "workers": 2}, "must be local, auto"),
+        ({"seeds": [1, 1]}, "no duplicates"),
     ],
 )
 def test_mistakes_are_found_before_anything_starts(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -178,7 +178,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     settings = [part for name, value in SMALL.items() for part in ("--set", f"{name}={value}")]
     assert main([*command.split(), *options, *settings]) == 0
     text = capsys.readouterr().out
-    assert "trained again with seeds 1, 2, which chose nothing" in text
+    assert "retrained with seeds 1, 2, not used for selection" in text
     assert f"--preset {out / 'preset.toml'}" in text
     assert main([*command.split(), *options, "--set", "gama=1"]) == 2
     assert main(["report", str(out), "--out", str(page)]) == 0

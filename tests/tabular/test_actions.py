@@ -256,7 +256,7 @@ def test_bad_action_sets_are_refused(actions, words):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"rule": [(0, 0)]}, "coordinate: action 0 is not allowed in state 0; allowed are 1"),
+        ({"rule": [(0, 0)]}, "coordinate: action 0 is not allowed in state 0; allowed: 1"),
         ({"rule": [[(0, 1), (0, 0)]]}, "action 0 is not allowed in state 0"),
         ({"init": np.full((S, A), 1 / A)}, r"init.*\(0, 0\) = 0\.333333: action 0 is not allowed in state 0"),
         ({"rule": "behaviour", "behaviour": np.full((S, A), 1 / A)}, "behaviour policy.*not allowed"),

@@ -213,7 +213,7 @@ def test_bad_rules_are_refused(options, words):
 
 
 def test_a_walk_that_could_only_start_at_an_end_is_refused():
-    with pytest.raises(CapoError, match="terminal states only"):
+    with pytest.raises(CapoError, match="only in terminal states"):
         capo.solve(mdps.chain(4), rule="on-policy", restart=[1, 0, 0, 0, 0])
 
 

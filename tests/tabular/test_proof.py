@@ -184,7 +184,7 @@ def test_results_of_baselines_of_any_policy_and_of_finite_horizons_are_proved(tm
     assert capo.verify(rough.save(tmp_path / "r"), mdp).gap_bound >= true
     steps = capo.solve(mdp, rule="batch", horizon=4)
     assert capo.verify(steps.save(tmp_path / "h.npz"), mdp.unroll(4))
-    with pytest.raises(CapoError, match="another MDP: 25 states x 2 actions, and this one has 6 x 2"):
+    with pytest.raises(CapoError, match="another MDP: 25 states x 2 actions, but this one has 6 x 2"):
         capo.verify(tmp_path / "h.npz", mdp)
 
 
@@ -286,7 +286,7 @@ def test_another_mdp_is_refused(tmp_path, capsys):
     with pytest.raises(CapoError, match="rewards or action sets differ"):
         capo.verify(path, other)
     assert stand_alone(path, other.save(tmp_path / "o.npz")) != 0
-    with pytest.raises(CapoError, match=r"is about gamma 0\.95, and this MDP has 0\.9"):
+    with pytest.raises(CapoError, match=r"is for gamma 0\.95, but this MDP has 0\.9"):
         capo.verify(path, mdp.with_gamma(0.9))
     sparse = MDP(sp.csr_array(mdp.rows), mdp.reward, mdp.gamma)
     assert proofs.digest(sparse) == proofs.digest(mdp)
@@ -368,7 +368,7 @@ def test_hostile_files_are_refused_before_memory_is_taken(tmp_path, kind):
 def test_arrays_larger_than_the_memory_are_refused(tmp_path, monkeypatch):
     path = mdps.garnet(20, 3, 4).save(tmp_path / "m.npz")
     monkeypatch.setattr(archive, "memory_limit", lambda: 1000)
-    with pytest.raises(CapoError, match="GB of arrays, and at most"):
+    with pytest.raises(CapoError, match="GB of arrays; at most"):
         MDP.load(path)
 
 

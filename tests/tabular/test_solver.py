@@ -87,7 +87,7 @@ def test_tol_with_iterations_stops_at_whichever_comes_first():
 
 
 def test_a_tolerance_out_of_reach_is_refused_with_the_attainable_one():
-    with pytest.raises(CapoError, match=r"tol=1e-12 cannot be certified.*ask for tol >= 1e-09") as error:
+    with pytest.raises(CapoError, match=r"tol=1e-12 cannot be certified.*set tol >= 1e-09") as error:
         capo.solve(mdps.chain(10), tol=1e-12)
     attainable = float(str(error.value).split("tol >= ")[1].split(",")[0])
     assert capo.solve(mdps.chain(10), tol=attainable * 1.01).converged
@@ -181,7 +181,7 @@ def test_a_whole_batch_size_may_be_a_float():
 
 
 def test_solve_many_refuses_what_has_no_seeds():
-    with pytest.raises(CapoError, match="has no random numbers"):
+    with pytest.raises(CapoError, match="uses no random numbers"):
         capo.solve_many(mdps.chain(4), 3, rule="batch", iterations=3)
     with pytest.raises(CapoError, match="at least one"):
         capo.solve_many(mdps.chain(4), [], iterations=3)
@@ -305,7 +305,7 @@ def test_a_run_that_leaves_the_range_of_floats_is_no_solution():
 def test_the_advised_tolerance_is_accepted():
     for seed in range(10):
         mdp = mdps.random(10, 4, gamma=0.9, seed=seed)
-        with pytest.raises(CapoError, match="ask for tol >=") as error:
+        with pytest.raises(CapoError, match="set tol >=") as error:
             capo.solve(mdp, tol=1e-30)
         advised = float(str(error.value).split("tol >= ")[1].split(",")[0])
         assert capo.solve(mdp, tol=advised).converged

@@ -52,7 +52,7 @@ def add_command(
 
 
 def add_action_rule(option: Callable[..., Any]) -> None:
-    """The options for how an evaluation chooses actions; by default as the setting ``evaluation`` says."""
+    """The options for how an evaluation chooses actions; the default is the setting ``evaluation``."""
     shared = {"action": "store_const", "dest": "deterministic"}
     option("--deterministic", **shared, const=True, help="take the most likely actions")
     option("--sampled", **shared, const=False, help="sample the actions from the policy")
@@ -60,7 +60,7 @@ def add_action_rule(option: Callable[..., Any]) -> None:
 
 def add_allow_import(option: Callable[..., Any]) -> None:
     """The option for environments that a file names as ``module:id``."""
-    text = "import the module of an environment that the file calls module:id; this runs the module's code"
+    text = "import the module of an environment that the file names as module:id; this runs the module's code"
     option("--allow-import", action="store_true", help=text)
 
 
@@ -76,7 +76,7 @@ def positive_integer(text: str) -> int:
 
 
 class AfterTraining:
-    """What follows a training. None of it may fail the run: what could not be done is told at the end."""
+    """The steps after training. None of them may fail the run: problems are reported at the end."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
@@ -86,7 +86,7 @@ class AfterTraining:
         """Note an error instead of raising it; ``what`` names what is attempted."""
         try:
             yield
-        except BrokenPipeError:  # nobody reads any more, which is up to them
+        except BrokenPipeError:  # the reader closed the pipe, which is its right
             pass
         except Exception as error:  # also a user's environment, matplotlib, a full device
             self.problems.append(f"{what}: {str(error) or type(error).__name__}")
@@ -153,8 +153,8 @@ def finish(agent: Agent, frames: int, horizon: int | None = None, callback: Any 
     if not after.problems:
         return 0
     problems = "".join(f"\n  {text}" for text in dict.fromkeys(after.problems))
-    again = f"capo resume {agent.out} tries the evaluation and the curve again"
-    told = f"the training is complete and saved, but not all that follows:{problems}"
+    again = f"to retry the evaluation and the curve: capo resume {agent.out}"
+    told = f"training is complete and saved, but a later step failed:{problems}"
     print(f"capo: {told}\n{again}", file=sys.stderr)
     return 1
 

@@ -15,7 +15,7 @@ GROUPS = ("minatar", "gymnasium", "minigrid", "atari", "gymnax", "pgx", "jumanji
 EXAMPLES = """examples:
   capo envs                list everything that is installed
   capo envs gymnax pgx     only these groups
-  capo envs minigrid       with the wrapper that their observations need in the name
+  capo envs minigrid       names include the wrapper that the observations need
   capo train gymnax:CartPole-v1 --seeds 8
 """
 

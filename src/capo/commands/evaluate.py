@@ -12,9 +12,9 @@ EXAMPLES = """examples:
   capo evaluate runs/breakout --episodes 1000 --deterministic
   capo evaluate breakout.safetensors            a file written by agent.save
 
-Actions are chosen as the run's setting `evaluation` says (sampled from the policy, or the best ones) unless
+Actions are chosen by the run's setting `evaluation` (sampled from the policy, or the most likely ones) unless
 --sampled or --deterministic is given. There is no epsilon-exploration, so the result is usually better than the
-training curve. For a run's folder it is saved as evaluation.json.
+training curve. For a run's folder, it is saved as evaluation.json.
 """
 
 

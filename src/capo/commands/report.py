@@ -16,9 +16,9 @@ EXAMPLES = """examples:
   capo report results/minatar                           what `capo reproduce minatar` wrote
   capo report runs/tune                                 what `capo tune` found: history, importance, settings
 
-The page is one file: it opens without a network and is easy to send. Runs with the same algorithm and settings
+The page is one file: it opens offline and is easy to share. Runs with the same algorithm and settings
 become one curve over all their seeds; with several environments, the page lets you choose one. A GIF in a run's
-folder (`capo watch DIR --out DIR/play.gif`) is shown too. Missing or damaged files are listed, and the rest drawn.
+folder (`capo watch DIR --out DIR/play.gif`) is shown too. Missing or damaged files are listed; the rest is drawn.
 """
 
 
@@ -29,7 +29,7 @@ def add_parser(subparsers: Subparsers) -> None:
         run,
         opens_runs=True,
         help="compare runs on one page: curves, intervals, settings",
-        description="Make one HTML page from the folders of runs: curves, final scores with intervals, settings.",
+        description="Make one HTML page from run folders: curves, final scores with intervals, settings.",
         epilog=EXAMPLES,
     ).add_argument
     option("folders", nargs="+", type=Path, metavar="DIR", help="folders of runs, sweeps, tunings or results")
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     out: Path = arguments.out
     if out.is_dir():
-        raise CapoError(f"--out {out}: is a folder; give a file such as {out / 'report.html'}")
+        raise CapoError(f"--out {out} is a folder; give a file such as {out / 'report.html'}")
     if not out.absolute().parent.is_dir():
         raise CapoError(f"--out {out}: there is no folder {out.parent}; create it first")
     path, problems = write_page(arguments.folders, out)

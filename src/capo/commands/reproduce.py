@@ -22,11 +22,11 @@ EXPERIMENTS = {
     "rates": "every algorithm's gap and its theorem's bound (about 3 minutes)",
     "chain": "CAPO and Off-PAC with true values on the chain (about 6 minutes)",
     "grid": "CAPO, Off-PAC and PPO with true values in the maze (about 40 minutes)",
-    "directions": "steps of gradients and of CAPO beside the true gradient (about 3 minutes)",
-    "signs": "how often a learned critic has the sign right, and the score (about a minute)",
-    "noise": "wrong signs and sizes (5 minutes), noisy rewards on a game (hours, or a GPU)",
-    "ablation": "what matters in NCAPO: the chain (minutes), a game (hours, or a GPU)",
-    "minatar": "the main figure: five games, all algorithms (hours, or a GPU)",
+    "directions": "gradient steps and CAPO steps compared with the true gradient (about 3 minutes)",
+    "signs": "how often a learned critic gets the sign right, and the score (about a minute)",
+    "noise": "wrong signs and sizes (5 minutes), noisy rewards on a game (hours without a GPU)",
+    "ablation": "what matters in NCAPO: the chain (minutes), a game (hours without a GPU)",
+    "minatar": "the main figure: five games, all algorithms (hours without a GPU)",
 }
 # Options that only some experiments accept: name -> arguments of add_argument.
 _OWN_OPTIONS: dict[str, dict[str, Any]] = {
@@ -45,19 +45,19 @@ _OWN_OPTIONS: dict[str, dict[str, Any]] = {
     "together": {
         "action": "store_const",
         "const": True,
-        "help": "noise: all levels of an algorithm as one program: much faster on a GPU, but a training that is "
-        "stopped starts again",
+        "help": "noise: all levels of an algorithm as one program: much faster on a GPU, but an interrupted "
+        "run starts over",
     },
     "seconds": {
         "type": float,
         "metavar": "S",
-        "help": "minatar, noise --together: stop each training after so long, compiling included; the result is "
-        "of the frames reached by then (no checkpoints: what is interrupted starts again)",
+        "help": "minatar, noise --together: stop each training run after this long, compilation included; results "
+        "are of the frames reached by then (no checkpoints: an interrupted run starts over)",
     },
     "settings": {
         "metavar": "NAME",
-        "help": "minatar: best (default), paper (the paper's presets on its four games) or causes (one change at "
-        "a time of what may explain a difference)",
+        "help": "minatar: best (default), paper (the paper's presets on its four games) or causes (possible "
+        "causes of a difference, changed one at a time)",
     },
     "variants": {
         "nargs": "+",
@@ -69,20 +69,20 @@ _OWN_OPTIONS: dict[str, dict[str, Any]] = {
         "metavar": "N",
         "help": "per seed (default: 10,000,000; ablation 2,000,000)",
     },
-    "seeds": {"type": positive_integer, "metavar": "K", "help": "per training (default: 10; ablation 8)"},
+    "seeds": {"type": positive_integer, "metavar": "K", "help": "per training run (default: 10; ablation 8)"},
     "first_seed": {
         "type": positive_integer,
         "metavar": "S",
-        "help": "minatar: the seeds are S, S + 1, ... (default: from 0); choose settings on others than are shown",
+        "help": "minatar: first seed (default: 0); choose settings on seeds other than those you report",
     },
-    "preset": {"metavar": "P", "help": "settings of the algorithms that name none (default: default)"},
+    "preset": {"metavar": "P", "help": "preset of algorithms given without one (default: default)"},
     "workers": {
         "type": positive_integer,
         "metavar": "N",
-        "help": "trainings at a time, each in its own process; they share the GPU's memory (default: 1)",
+        "help": "training runs at a time, each in its own process; they share the GPU's memory (default: 1)",
     },
     "on": {"metavar": "ENGINE", "help": "local, auto (this machine's Ray cluster), ray://HOST:PORT or HOST:PORT"},
-    "gpus": {"type": float, "metavar": "G", "help": "on Ray: GPUs of one training, such as 0.33 (default: 0)"},
+    "gpus": {"type": float, "metavar": "G", "help": "on Ray: GPUs per training run, such as 0.33 (default: 0)"},
 }
 _EXAMPLES = """\
 examples:
@@ -93,9 +93,9 @@ examples:
   capo reproduce minatar --games breakout asterix --algos ncapo ppo --frames 1e6 --seeds 5
   capo reproduce minatar --algos ncapo:official ncapo:default ppo    two presets of one algorithm in one figure
   capo reproduce minatar --settings paper    every curve of the paper's figure, with the paper's settings
-  capo reproduce minatar --workers 3     three trainings at a time on one GPU
-  capo reproduce minatar --on auto --gpus 0.33    on a Ray cluster, three trainings per GPU
-  capo reproduce ablation --part chain   one part alone; the other one is --part game
+  capo reproduce minatar --workers 3     three training runs at a time on one GPU
+  capo reproduce minatar --on auto --gpus 0.33    on a Ray cluster, three training runs per GPU
+  capo reproduce ablation --part chain   only one part; the other one is --part game
 
 Every experiment first writes its data (CSV and JSON, with settings, seeds, versions and commit), then prints its
 tables and draws its figures from those files alone.
@@ -123,10 +123,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--draw-only",
         action="store_true",
-        help="compute nothing: tables and figures from the data in --out, or else in results/EXPERIMENT",
+        help="compute nothing: make tables and figures from the data in --out, or else in results/EXPERIMENT",
     )
     own = parser.add_argument_group(
-        "minatar, noise, ablation and grid", "Give the same command again to continue a training that was stopped."
+        "minatar, noise, ablation and grid", "Repeat the same command to continue after an interruption."
     )
     for name, arguments in _OWN_OPTIONS.items():
         own.add_argument(_flag(name), **arguments)
@@ -137,7 +137,7 @@ def reproduce(options: argparse.Namespace) -> int:
     """Run the command; returns the exit status."""
     experiment = find(options.experiment)
     if options.quick and options.draw_only:
-        raise CapoError("--quick and --draw-only exclude each other: drawing computes nothing")
+        raise CapoError("--quick and --draw-only cannot be combined: drawing computes nothing")
     own = _own_options(options, experiment)
     out = options.out or Path("runs", "reproduce", options.experiment + ("-quick" if options.quick else ""))
     source = _data_folder(experiment, options.experiment, options.out) if options.draw_only else out
@@ -162,7 +162,7 @@ def _data_errors(folder: Path) -> Iterator[None]:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise CapoError(
-            f"{folder}: its data cannot be drawn: they were changed, or written by another version of capo "
+            f"{folder}: its data cannot be drawn: it was changed, or written by another version of capo "
             f"({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})"
         ) from error
 
@@ -188,11 +188,11 @@ def _refuse_another(folder: Path, name: str, quick: bool = False) -> None:
         content = content_of(file)
         if quick and content.get("quick") is False:
             raise CapoError(
-                f"{file} is from a full run, which --quick would replace: give another folder as --out"
+                f"{file} is from a full run, which --quick would overwrite: choose another folder with --out"
             )
         found = experiment_of(content)
         if found in EXPERIMENTS and found != name:
-            raise CapoError(f"{file} is from the experiment {found}, not {name}: give another folder as --out")
+            raise CapoError(f"{file} is from the experiment {found}, not {name}: choose another folder with --out")
 
 
 def _own_options(options: argparse.Namespace, experiment: Experiment) -> dict[str, Any]:
@@ -200,7 +200,7 @@ def _own_options(options: argparse.Namespace, experiment: Experiment) -> dict[st
     given = {name: getattr(options, name) for name in _OWN_OPTIONS if getattr(options, name) is not None}
     if given and options.draw_only:
         first = _flag(next(iter(given)))
-        raise CapoError(f"{first} does not apply to --draw-only, which draws everything there is")
+        raise CapoError(f"{first} does not apply to --draw-only, which draws all existing data")
     for name in given:
         if name not in experiment.OPTIONS:
             raise CapoError(f"{_flag(name)} does not apply to {options.experiment}")

@@ -28,10 +28,10 @@ EXAMPLES = """examples:
   capo resume runs/minatar-breakout-ncapo-1
   capo resume runs/breakout --use-previous      if the newest checkpoint is damaged
   capo resume runs/breakout --frames 3e6        train longer than planned, even after the end
-  capo resume runs/old --anyway                 a run of a version whose results differ
+  capo resume runs/old --anyway                 a run from a version of capo with different results
 
-On jitted environments (MinAtar) the result is bit for bit that of a run that was never stopped. The state of a
-Gymnasium environment cannot be saved: unfinished episodes are lost, and new ones are started.
+On jitted environments (MinAtar) the result is bit-for-bit that of an uninterrupted run. The state of a
+Gymnasium environment cannot be saved: unfinished episodes are lost and new ones start.
 """
 
 
@@ -42,7 +42,7 @@ def add_parser(subparsers: Subparsers) -> None:
         run,
         opens_runs=True,
         help="continue a run",
-        description="Continue a run that was stopped or killed, as if nothing had happened.",
+        description="Continue a run that was stopped or killed, as if it had never stopped.",
         epilog=EXAMPLES,
     )
     parser.set_defaults(ends_at_once=True)  # a signal outside of training: all that counts is on the disk
@@ -50,9 +50,12 @@ def add_parser(subparsers: Subparsers) -> None:
     option("run_folder", metavar="DIR", type=Path, help="the run's folder")
     older = "if the newest checkpoint is damaged, resume from the newest intact one"
     option("--use-previous", action="store_true", help=older)
-    longer = "train to N frames in total, with the schedules spread over them (default: the run's own number)"
+    longer = (
+        "train to N frames in total, with the schedules spread over them (default: as planned when the run "
+        "started)"
+    )
     option("--frames", type=positive_integer, metavar="N", help=longer)
-    different = "continue a run of a version of capo whose results differ from this one's"
+    different = "continue a run from a version of capo whose results differ from this version's"
     option("--anyway", action="store_true", help=different)
     add_log(option)
     add_allow_import(option)
@@ -100,27 +103,30 @@ def _continue(agent: Agent, arguments: argparse.Namespace, config: Mapping[str, 
 
 
 def differences(agent: Agent, config: Mapping[str, Any]) -> Iterator[str]:
-    """What keeps the run from being exactly the one that ``config`` started."""
+    """How the resumed run may differ from the one that ``config`` started."""
     from capo.envs import is_jitted
 
     if config.get("diverged"):
         yield (
-            f"this continues from the last good checkpoint, at frame {agent.frames:,}, since {config['diverged']}"
+            f"continuing from the last good checkpoint, at frame {agent.frames:,}, because {config['diverged']}"
         )
     for seed, why in agent.diverged.items():
-        yield f"seed {seed} {why}; it is not trained any more"
+        yield f"seed {seed} {why}; it is no longer trained"
     if not is_jitted(agent.env):
         yield (
-            f"{agent.env.name} is stepped on the host, where it can't be saved: episodes and rollouts in progress "
-            "are lost and new episodes start; everything else is restored exactly"
+            f"{agent.env.name} runs on the host, where its state cannot be saved: episodes and rollouts in "
+            "progress are lost and new episodes start; everything else is restored exactly"
         )
     now = provenance()
     for package in ("jax", "jaxlib", "pgx", "gymnasium"):
         then, here = config["versions"].get(package), now["versions"].get(package)
         if then != here:
-            yield f"{package} was {then} and is {here} now: results may differ in the last digits"
+            yield (
+                f"{package} was {then} when the run started and is {here} now: results may differ in the last "
+                "digits"
+            )
     then, here = config.get("precision"), agent.precision
     if then not in (None, here):
-        yield f"matrix products were {then} and are {here} here (set precision to choose)"
+        yield f"matrix products used {then} and use {here} on this machine (the setting precision chooses)"
     if config["hardware"] != now["hardware"]:
-        yield "the hardware is not the one the run started on: results may differ in the last digits"
+        yield "this is not the hardware the run started on: results may differ in the last digits"

@@ -27,7 +27,7 @@ CHECK_UP_TO = 2000  # states, for the comparison with policy iteration
 
 _EXAMPLES = """\
 MDPs:
-  chain:10  chain:10,9     the paper's chain of length 10 with one or nine actions that go up
+  chain:10  chain:10,9     the paper's chain of length 10 with one or nine actions that move up
   garnet:100,4,5           100 states, 4 actions, 5 successors; also random:S,A  forest:S  grid:N  bandit:r1,r2,...
   slippery:1000            a slippery grid of 1000 x 1000 states, for scale
   FrozenLake-v1            Gymnasium's toy-text environments
@@ -60,7 +60,7 @@ def add_parser(subparsers: Subparsers) -> None:
     rule("--order", help=f"order of the cyclic rule: {', '.join(ORDERS)}")
     behaviour = "behaviour rule: 'epsilon-greedy' follows the current policy (default uniform)"
     rule("--behaviour", metavar="POLICY", help=behaviour)
-    rule("--epsilon", type=float, help="share of random actions of the epsilon-greedy behaviour (default 0.1)")
+    rule("--epsilon", type=float, help="fraction of random actions in the epsilon-greedy behaviour (default 0.1)")
     rule("--batch-size", type=int, metavar="N", help="pairs per iteration of the behaviour rule (default 1)")
     horizon = "solve the MDP over N steps only; rules on-policy and behaviour: steps after which a walk restarts"
     rule("--horizon", type=int, metavar="N", help=horizon)
@@ -72,23 +72,23 @@ def add_parser(subparsers: Subparsers) -> None:
     step("--clip", type=float, help="clipped: upper limit of log 1/pi")
     step("--beta", type=float, help="on-policy: at most 1/(|A|+1)")
     step("--zeta", type=float, help="on-policy: at most 1/|A|")
-    step("--allow-violation", action="store_true", help="allow step sizes outside the range of the theorems")
+    step("--allow-violation", action="store_true", help="allow step sizes that the theorems do not cover")
 
     stop = parser.add_argument_group("stopping and output").add_argument
-    stop("--iterations", type=int, metavar="N", help="make N iterations, or fewer if --tol is reached first")
-    stop("--cycles", type=float, metavar="N", help="the same, in cycles of the rule")
+    stop("--iterations", type=int, metavar="N", help="run N iterations, or fewer if --tol is reached first")
+    stop("--cycles", type=float, metavar="N", help="the same, counted in cycles of the rule")
     stop(
         "--tol", type=float, help="stop when V* - V is certified to be at most this (default 1e-8, if attainable)"
     )
-    stop("--sign-tol", type=float, help="advantages up to this size count as 0")
+    stop("--sign-tol", type=float, help="treat advantages up to this size as 0")
     critic = "how policies are evaluated: auto, exact, direct, signs or k-step (default auto: k-step if large)"
     stop("--critic", default="auto", help=critic)
     stop("--k", type=int, metavar="N", help="k-step critic: sweeps per round (default: as many as it takes)")
     stop("--threads", type=int, metavar="N", help="k-step critic: threads (default: one per core if large)")
     stop("--device", default="auto", help="k-step critic: auto, cpu or gpu (default auto)")
-    stop("--time-limit", type=float, metavar="S", help="stop after S seconds, with what is certified by then")
+    stop("--time-limit", type=float, metavar="S", help="stop after S seconds and report what is certified by then")
     stop("--seed", type=int, default=0, help="seed of the rule's random numbers (default 0)")
-    stop("--certificate", action="store_true", help="check the paper's statements along the run")
+    stop("--certificate", action="store_true", help="check the paper's statements during the run")
     stop("--out", type=Path, metavar="DIR", help="write the result, history, policy and a plot to DIR")
 
 
@@ -102,7 +102,7 @@ def run(options: argparse.Namespace) -> int:
     if options.out is not None:
         matplotlib()  # fail now if it is not installed, not after the work
         if is_run(options.out):
-            raise CapoError(f"{options.out} contains a training run; give another folder as --out")
+            raise CapoError(f"{options.out} contains a training run; choose another folder with --out")
         prepare_folder(options.out)
     chosen: dict[str, Any] = {name: value for name, value in vars(options).items() if name not in _OWN}
     if options.certificate and options.critic == "auto":
@@ -116,7 +116,7 @@ def run(options: argparse.Namespace) -> int:
     if options.out is not None:
         print(f"  written to  {options.out}/: {', '.join(_save(result, options.out))}")
         proven = result.proof().gap_bound
-        print(f"  proven      V* - V <= {proven:.6g} with every rounding error; see capo verify --help")
+        print(f"  proven      V* - V <= {proven:.6g} with every rounding error counted; see capo verify --help")
     if result.mdp.n_states <= CHECK_UP_TO:
         gap = np.abs(policy_iteration(result.mdp).values - result.values)[result.covered].max()
         print(f"  checked     against policy iteration: values differ by at most {gap:.2g}")

@@ -31,13 +31,13 @@ A specification:
   seeds_per_job = 5       # trained as one program
   [settings]              # every combination of the lists
   learning_rate = [1e-4, 5e-4]
-  [settings.ncapo]        # of one algorithm alone
+  [settings.ncapo]        # for one algorithm only
   entropy = [0.003, 0.01]
-  [[zipped]]              # lists that go together
+  [[zipped]]              # lists varied together
   n_envs = [32, 128]
   rollout_length = [16, 4]
 
-The same command again finishes what is missing and leaves alone what is done. A changed specification adds jobs.
+Repeating the command runs what is missing and leaves finished jobs alone. A changed specification adds jobs.
 """
 
 
@@ -47,20 +47,20 @@ def add_parser(subparsers: Subparsers) -> None:
         "sweep",
         run,
         help="train many combinations of environments, algorithms, settings and seeds",
-        description="Train every combination that a specification names, on this machine or on a Ray cluster.",
+        description="Train every combination in a specification, on this machine or on a Ray cluster.",
         epilog=EXAMPLES,
     ).add_argument
     option(
         "spec", metavar="SPEC.toml", help="the specification; or the word status, followed by the sweep's folder"
     )
     option("folder", metavar="DIR", type=Path, nargs="?", help="after status: the sweep's folder")
-    option("--out", type=Path, metavar="DIR", help="the sweep's folder, new or to be continued")
+    option("--out", type=Path, metavar="DIR", help="the sweep's folder, new or existing")
     where = "local, auto (this machine's Ray cluster), ray://HOST:PORT or HOST:PORT (default: local)"
     option("--on", default="local", metavar="ENGINE", help=where)
-    many = "the most jobs at a time (default: one per GPU, or one; on Ray as many as fit)"
+    many = "maximum number of jobs at a time (default: one per GPU, or one; on Ray as many as fit)"
     option("--workers", type=positive_integer, metavar="N", help=many)
     option("--plan", action="store_true", help="check the plan and print it; start nothing")
-    copy = "on Ray: send files back to this machine even where the workers could write to DIR"
+    copy = "on Ray: copy files back to this machine even if the workers can write to DIR"
     option("--no-shared-disk", action="store_true", help=copy)
     add_allow_import(option)
 
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.folder is not None:
         raise CapoError(f"{arguments.folder}: give the sweep's folder as --out {arguments.folder}")
     if arguments.out is None:
-        raise CapoError("--out DIR is missing: the sweep's folder")
+        raise CapoError("--out DIR is missing: give the sweep's folder")
     from capo.sweeps.spec import read_text
     from capo.sweeps.sweep import make_plan, run_plan
 
@@ -85,10 +85,10 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         result = run_plan(plan, text, arguments.on, arguments.workers, shared, True)
     except KeyboardInterrupt:
-        print("capo: stopped; nothing is lost: the same command continues from here", file=sys.stderr)
+        print("capo: stopped; nothing is lost: repeat the same command to continue", file=sys.stderr)
         raise
     print(show_rows(result.rows))
-    print(f"files in {result.path}: table.csv, jobs/; look at it: capo report {result.path} --out sweep.html")
+    print(f"files in {result.path}: table.csv, jobs/; view it: capo report {result.path} --out sweep.html")
     for id, error in result.failed.items():
         print(f"capo: {id} failed: {error}", file=sys.stderr)
     return 1 if result.failed else 0
@@ -122,7 +122,7 @@ def status(arguments: argparse.Namespace) -> int:
     if folder is None:
         raise CapoError("capo sweep status needs the sweep's folder: capo sweep status DIR")
     if not is_sweep(folder):
-        raise CapoError(f"{folder}: is not the folder of a sweep (it has no {SPEC} or no {JOBS}/)")
+        raise CapoError(f"{folder} is not the folder of a sweep (it has no {SPEC} or no {JOBS}/)")
     found = SweepFolder(folder)
     known = found.status()
     jobs = Spec.read(folder / SPEC).jobs()
@@ -142,5 +142,5 @@ def status(arguments: argparse.Namespace) -> int:
         left = known["seconds_left"]
         print(f"run by {known['by']}" + ("" if left is None else f"; about {clock(left)} left"))
     elif counts["done"] < len(rows):
-        print("nobody is running it now: the same command as before continues it")
+        print("it is not running now: repeat the same command to continue")
     return 0

@@ -56,7 +56,7 @@ def add_parser(subparsers: Subparsers) -> None:
     option("--seeds", type=number, default=1, metavar="K", help="number of seeds to train (default: 1)")
     option("--seed", type=int, default=0, metavar="S", help="the first seed (default: 0)")
     option("--out", type=Path, metavar="DIR", help="the run's folder (default: runs/ENV-ALGO-N)")
-    changed = "change a setting of the preset; may be repeated"
+    changed = "override a setting of the preset; may be repeated"
     option("--set", action="append", default=[], metavar="KEY=VALUE", help=changed)
     option("--checkpoint-every", default="60s", metavar="X", help=interval)
     option("--keep", type=number, default=3, metavar="K", help="how many checkpoints to keep (default: 3)")
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.eval_episodes < 0:
         raise CapoError(f"--eval-episodes {arguments.eval_episodes} must be 0 (no evaluation) or more")
     if arguments.eval_every and not arguments.eval_episodes:
-        raise CapoError("--eval-every needs episodes, but --eval-episodes is 0: leave one of the two out")
+        raise CapoError("--eval-every needs episodes, but --eval-episodes is 0: remove one of the two")
     settings = parse_settings(arguments.set)
     from capo.envs import is_jitted
     from capo.neural.algorithms.registry import find

@@ -28,9 +28,9 @@ A space file has a table per setting; without one, the ranges of the settings re
   high = 1e-2
   scale = "log"            # or linear, or log-from-one (for discounts)
   [width]
-  choices = [64, 128]      # changes a shape: its trials are a program of their own
+  choices = [64, 128]      # changes a shape: these trials run as a separate program
 
-The same command again finishes what is missing; with more --trials it adds some. Needs the extra: capo-rl[tune].
+Repeating the command runs what is missing; a larger --trials adds more. Needs the extra: capo-rl[tune].
 """
 
 
@@ -39,48 +39,72 @@ def add_parser(subparsers: Subparsers) -> None:
         subparsers,
         "tune",
         run,
-        help="search good settings for an environment",
-        description="Search good settings: trials as one program, the worse half stopped early, fresh seeds last.",
+        help="search for good settings for an environment",
+        description="Search for good settings: trials train as one program, the worse half stops early, fresh "
+        "seeds confirm the best.",
         epilog=EXAMPLES,
     ).add_argument
     number = positive_integer
     option("env", metavar="ENV", help="the environment, as for capo train")
     option("--algo", default="ncapo", help="one of {algorithms} (default: ncapo)")
     option(
-        "--frames", type=number, required=True, metavar="F", help="environment steps of a whole training, per seed"
+        "--frames",
+        type=number,
+        required=True,
+        metavar="F",
+        help="environment steps of a full training run, per seed",
     )
-    option("--trials", type=number, default=32, metavar="N", help="settings to try, over all calls (default: 32)")
-    option("--out", type=Path, required=True, metavar="DIR", help="the tuning's folder, new or to be continued")
+    option(
+        "--trials",
+        type=number,
+        default=32,
+        metavar="N",
+        help="settings to try, including those of earlier calls (default: 32)",
+    )
+    option("--out", type=Path, required=True, metavar="DIR", help="the tuning's folder, new or existing")
     option(
         "--space", type=Path, metavar="FILE", help="what to search (default: the ranges of the settings reference)"
     )
     option("--preset", default="default", help="settings to start from, or a preset file (default: default)")
     option(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of all trials; may be repeated"
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="a setting for all trials; may be repeated"
     )
     option("--seeds", type=number, default=2, metavar="K", help="seeds per trial (default: 2)")
     option(
-        "--seed", type=int, default=0, metavar="S", help="the first seed, and that of the proposals (default: 0)"
+        "--seed",
+        type=int,
+        default=0,
+        metavar="S",
+        help="the first training seed, and the seed of the search (default: 0)",
     )
-    fresh = (
-        "other seeds that the best settings and the preset are trained with in the end; 0 for none (default: 5)"
-    )
+    fresh = "fresh seeds to retrain the best settings and the preset with at the end; 0 for none (default: 5)"
     option("--fresh-seeds", type=int, default=5, metavar="K", help=fresh)
-    option("--episodes", type=number, default=32, metavar="N", help="episodes per seed and score (default: 32)")
-    halvings = "how often the worse half of a batch is stopped; 2: after 1/4 and 1/2 of the frames (default: 2)"
+    option(
+        "--episodes",
+        type=number,
+        default=32,
+        metavar="N",
+        help="evaluation episodes per seed and score (default: 32)",
+    )
+    halvings = (
+        "how many times the worse half of a batch is stopped; 2: after 1/4 and 1/2 of the frames (default: 2)"
+    )
     option("--halvings", type=int, default=2, metavar="N", help=halvings)
-    together = "trials of a batch; on jitted environments they are one program (default: 16; 8 on Gymnasium's)"
+    together = (
+        "trials per batch; on jitted environments they run as one program (default: 16; 8 on Gymnasium "
+        "environments)"
+    )
     option("--together", type=number, metavar="K", help=together)
     where = "local, auto (this machine's Ray cluster), ray://HOST:PORT or HOST:PORT (default: local)"
     option("--on", default="local", metavar="ENGINE", help=where)
     option("--workers", type=number, metavar="N", help="batches at a time (default: one, in this process)")
-    option("--cpus", type=float, default=1.0, metavar="X", help="of a batch, on Ray (default: 1)")
+    option("--cpus", type=float, default=1.0, metavar="X", help="on Ray: CPUs per batch (default: 1)")
     option(
         "--gpus",
         type=float,
         default=0.0,
         metavar="X",
-        help="of a batch, on Ray; a fraction shares one (default: 0)",
+        help="on Ray: GPUs per batch; a fraction shares one GPU (default: 0)",
     )
 
 
@@ -116,7 +140,7 @@ def run(arguments: argparse.Namespace) -> int:
             progress_bar=True,
         )
     except KeyboardInterrupt:
-        print("\ncapo: stopped; the same command continues", file=sys.stderr)
+        print("\ncapo: stopped; repeat the same command to continue", file=sys.stderr)
         return 130
     print("\n".join(summary(tuning)))
     return 0
@@ -132,12 +156,12 @@ def summary(tuning: Tuning) -> list[str]:
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(sorted(states)))
     lines = [
         f"tuned {asked['algorithm']} on {asked['env']}: {len(tuning.trials)} trials ({counts})",
-        f"best: trial {best.number}, score {best.score:.4g} with {in_words(asked['seeds'])}, which chose it",
+        f"best: trial {best.number}, score {best.score:.4g} with {in_words(asked['seeds'])}, used to select it",
         *(f"  {name} = {value}" for name, value in best.settings.items()),
     ]
     if tuning.fresh:
-        lines.append(f"trained again with {in_words(asked['fresh_seeds'])}, which chose nothing:")
+        lines.append(f"retrained with {in_words(asked['fresh_seeds'])}, not used for selection:")
         lines += [f"  {label}: {text}" for label, text in fresh_scores(tuning)]
     files = f"files in {tuning.folder}: {PRESET}, {TRIALS}, study.db (optuna-dashboard opens it)"
     use = f"use it: capo train {asked['env']} --algo {asked['algorithm']} --preset {tuning.preset}"
-    return [*lines, files, use, f"pictures: capo report {tuning.folder} --out tune.html"]
+    return [*lines, files, use, f"plots: capo report {tuning.folder} --out tune.html"]

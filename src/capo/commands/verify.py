@@ -11,8 +11,8 @@ from capo.tabular.proof import verify
 
 _EXAMPLES = """\
 A proof is written by result.save("x.npz") and by 'capo solve MDP --out DIR' (DIR/proof.npz). It holds a policy,
-values, and bounds on V* - V that are true in spite of rounding. Exit status: 0 proved, 1 not proved, 2 the file is
-damaged or is about another MDP.
+values, and bounds on V* - V that hold despite rounding. Exit status: 0 proved, 1 not proved, 2 the file is
+damaged or belongs to another MDP.
 
 examples:
   capo solve slippery:100 --rule batch --tol 1e-6 --out runs/slippery
@@ -33,7 +33,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("file", metavar="FILE", type=Path, help="the proof, an .npz")
     parser.add_argument("mdp", metavar="MDP", help="a name or a file, as for 'capo solve'")
     parser.add_argument("--gamma", type=float, help="discount, if it is not the MDP's own")
-    parser.add_argument("--horizon", type=int, metavar="N", help="the MDP over N steps, as 'capo solve' took it")
+    parser.add_argument("--horizon", type=int, metavar="N", help="the MDP over N steps, as given to 'capo solve'")
 
 
 def run(options: argparse.Namespace) -> int:

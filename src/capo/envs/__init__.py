@@ -104,12 +104,12 @@ def _by_name(name: str) -> Env:
     ids = sorted(registry())
     near = difflib.get_close_matches(name, [*NAMES, *FULL_NAMES, *PROBES, *SMALL, *ids], n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
-    others = "every Gymnasium id (module:id if a module registers it)" if ids else _NO_GYMNASIUM
+    others = "any Gymnasium id (module:id if a module registers it)" if ids else _NO_GYMNASIUM
     found = ", ".join(f"{suite}:..." for suite in suites.SUITES)
     raise CapoError(
-        f"unknown environment {name!r}: {hint}allowed are {', '.join([*NAMES, *SMALL])}, {found} ('capo envs' "
+        f"unknown environment {name!r}: {hint}allowed: {', '.join([*NAMES, *SMALL])}, {found} ('capo envs' "
         f"lists them) and {others}"
     )
 
 
-_NO_GYMNASIUM = "every Gymnasium id (with the extra 'gym': pip install 'capo-rl[gym]')"
+_NO_GYMNASIUM = "any Gymnasium id (with the extra 'gym': pip install 'capo-rl[gym]')"

@@ -76,7 +76,7 @@ class AtariEnv:
                 raise unknown_name(f"argument of {plain}", key, _ARGUMENTS)
             usual = _ARGUMENTS[key]
             if isinstance(value, bool) != isinstance(usual, bool) or not isinstance(value, int | float):
-                raise CapoError(f"{name}: {key}={value!r} must be like {usual!r}")
+                raise CapoError(f"{name}: {key}={value!r} must be a value such as {usual!r}")
         self._game = _rom(plain)
         self._arguments = _ARGUMENTS | given
         self._lives = bool(self._arguments.pop("episodic_life"))

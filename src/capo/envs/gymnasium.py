@@ -140,12 +140,14 @@ class GymEnv:
 
     def _copies(self, n: int) -> SeparateCopies:
         if n > MAX_COPIES:
-            raise CapoError(f"{n:,} copies of {self.name!r} were asked for; the host steps at most {MAX_COPIES:,}")
+            raise CapoError(
+                f"cannot step {n:,} copies of {self.name!r} on the host: at most {MAX_COPIES:,} are supported"
+            )
         made = [self._make_one() for _ in range(n)]
         if len({id(env) for env in made}) < n:
             raise CapoError(
-                f"the function that makes {self.name!r} returned the same object twice: it must make a new "
-                "environment each time, or give the object itself as the environment"
+                f"the function that makes {self.name!r} returned the same object twice: it must make a "
+                "new environment each time; to train on one object, give the object itself"
             )
         return SeparateCopies(made, self._encoding, self.first_action, self._masks)
 

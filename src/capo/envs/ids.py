@@ -74,8 +74,8 @@ def check_consent(name: str, trust: bool) -> None:
         return
     what = f"has the argument {odd!r}" if odd else f"imports the module {module!r}"
     raise CapoError(
-        f"the environment {name!r} is named in the file and {what}, which may run any code: if you trust "
-        "where the file comes from, allow it with --allow-import (in Python: trust=True)"
+        f"the environment {name!r} in the file {what}, which can run any code: if you trust the source of "
+        "the file, allow it with --allow-import (in Python: trust=True)"
     )
 
 

@@ -73,7 +73,7 @@ class HostMasks:
         if self.source == "method":
             return self._checked(method, env.get_wrapper_attr(METHOD)())
         if MASK not in info:
-            raise EnvironmentFailed(f"its {method} returned no info[{MASK!r}], as its first reset did")
+            raise EnvironmentFailed(f"its {method} returned no info[{MASK!r}], although its first reset did")
         return self._checked(method, info[MASK])
 
     def of_vector(self, method: str, vector: Any, infos: Any, who: NDArray) -> NDArray:
@@ -139,7 +139,7 @@ def _entry(method: str, infos: Any, i: int) -> Any:
             return infos[MASK][i]
     elif infos is not None and infos[i] is not None and MASK in infos[i]:
         return infos[i][MASK]
-    raise EnvironmentFailed(f"its {method} returned no info[{MASK!r}] for copy {i}, as its first reset did")
+    raise EnvironmentFailed(f"its {method} returned no info[{MASK!r}] for copy {i}, although its first reset did")
 
 
 def find_source(env: Any, vector: bool, owned: bool = False) -> Source | None:

@@ -104,8 +104,8 @@ class SB3Vector:
     def restart(self, who: NDArray) -> NDArray:
         del who
         raise EnvironmentFailed(
-            "an episode of it does not end, and a vector environment of Stable-Baselines3 can't reset some of its "
-            "copies: give it a time limit, or evaluate on another environment (eval_env=)"
+            "one of its episodes does not end, and a Stable-Baselines3 vector environment cannot reset "
+            "only some of its copies: give it a time limit, or evaluate on another environment (eval_env=)"
         )
 
     def close(self) -> None:

@@ -93,8 +93,8 @@ class Numbers:
             beyond = np.isinf(numbers) & np.isfinite(obs)
             if beyond.any():
                 raise CapoError(
-                    f"observation {obs[beyond][0]:g} of {self.name!r} is too large for float32, which the "
-                    "networks compute with: scale it down"
+                    f"observation {obs[beyond][0]:g} of {self.name!r} is too large for the networks' "
+                    "float32: scale it down"
                 )
         return [numbers.reshape(len(obs), *self.shape)]
 
@@ -129,7 +129,7 @@ class Categories:
         flat, sizes, starts, long = obs.reshape(len(obs), -1), self.sizes, self.starts, self.long
         if flat.shape[1] != len(sizes):
             raise CapoError(
-                f"observations of shape {obs.shape} were given to {self.name!r}; it takes {len(sizes)} integers"
+                f"{self.name!r} was given observations of shape {obs.shape}; it expects {len(sizes)} integers"
             )
         with np.errstate(invalid="ignore"):  # nan becomes some integer, and differs from it
             index = flat.astype(np.int64) - starts
@@ -241,7 +241,9 @@ class Encoding:
             found[leaf.path] = array[None] if array.shape == leaf.raw_shape else array
         lengths = {len(array) for array in found.values()}
         if len(single) > 1 or len(lengths) > 1:
-            raise CapoError(f"all parts of an observation of {self.name} need a batch axis of one length, or none")
+            raise CapoError(
+                f"all parts of an observation of {self.name} must have a batch axis of the same length, or none"
+            )
         return nested(found), single.pop()
 
     def _leaf_array(self, observation: Any, leaf: Leaf) -> NDArray:
@@ -305,7 +307,7 @@ def observation_encoding(name: str, space: Any) -> Encoding:
             parts.append(Part(label, part.shape, part.dtype, part.high, part.classes))
         leaves.append(leaf._replace(parts=tuple(parts)))
     if not any(part.size for leaf in leaves for part in leaf.parts):
-        raise CapoError(f"{name!r} has the observation space {space}, which has no numbers in it")
+        raise CapoError(f"{name!r} has the observation space {space}, which contains no numbers")
     return Encoding(name, leaves)
 
 
@@ -382,7 +384,7 @@ def _unsupported(name: str, space: Any, path: Path) -> CapoError:
     inside = f" in {_text(path)!r}" if path else ""
     if type(space).__module__.partition(".")[0] == "minigrid":
         advice = (
-            "take its image alone, with minigrid.wrappers.ImgObsWrapper; by name: "
+            "use only its image, with minigrid.wrappers.ImgObsWrapper; by name: "
             f"{name.partition(',')[0]},wrapper=minigrid.wrappers:ImgObsWrapper"
         )
     elif path:
@@ -393,7 +395,7 @@ def _unsupported(name: str, space: Any, path: Path) -> CapoError:
     else:
         advice = "turn it into numbers with gymnasium.wrappers.TransformObservation (or FlattenObservation)"
     return CapoError(
-        f"{name!r} has the observation space {kind}{inside}, which is not a fixed number of numbers; Box, "
+        f"{name!r} has the observation space {kind}{inside}, which does not have a fixed size; Box, "
         f"Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these are supported: {advice}"
     )
 
@@ -469,7 +471,8 @@ def _categories(name: str, label: str, sizes: NDArray, starts: NDArray) -> _Enco
     if rows > MAX_CATEGORIES:
         raise CapoError(
             f"{name!r} has {rows:,} different observations{f' in {label!r}' if label else ''}; at most "
-            f"{MAX_CATEGORIES:,} are supported: wrap the environment so that it describes a state by fewer numbers"
+            f"{MAX_CATEGORIES:,} are supported: wrap the environment so that it describes a state with "
+            "fewer numbers"
         )
     parts = []
     if not long.all():

@@ -244,7 +244,7 @@ def checked_observations(method: str, obs: NDArray, layout: Layout | None) -> ND
         if wrong.size:
             where = f" (in {name!r})" if name else ""
             raise EnvironmentFailed(
-                f"its {method} returned an observation with {wrong.flat[0]:g} in it{where}, which is not a finite "
+                f"its {method} returned an observation containing {wrong.flat[0]:g}{where}, which is not a finite "
                 "number"
             )
     return obs

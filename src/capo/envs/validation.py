@@ -44,8 +44,8 @@ def check_jitted(env: Any) -> None:
     layout = getattr(env, "layout", None)
     if layout is not None and (shape, dtype) != ((layout.n_bytes,), np.uint8):
         raise CapoError(
-            f"{name}: its layout packs observations into {layout.n_bytes} bytes, but observation_shape and "
-            f"observation_dtype say {shape} and {dtype}"
+            f"{name}: its layout packs observations into {layout.n_bytes} bytes, but observation_shape is "
+            f"{shape} and observation_dtype is {dtype}"
         )
     try:
         (state, obs), stepped = jax.eval_shape(lambda key: _one_step(env, key), jax.random.PRNGKey(0))
@@ -57,8 +57,8 @@ def check_jitted(env: Any) -> None:
     for method, found in (("reset", obs), ("step", next_obs)):
         if (found.shape, found.dtype) != (shape, dtype):
             raise CapoError(
-                f"{name}: {method} returns an observation of shape {found.shape} and dtype {found.dtype}, but "
-                f"observation_shape and observation_dtype say {shape} and {dtype}"
+                f"{name}: {method} returns an observation of shape {found.shape} and dtype {found.dtype}, "
+                f"but observation_shape is {shape} and observation_dtype is {dtype}"
             )
     for label, scalar in zip(("reward", "terminated", "truncated"), scalars, strict=True):
         if scalar.shape != ():

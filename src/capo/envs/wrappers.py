@@ -30,8 +30,8 @@ def wrap(env: Any, frame_stack: int = 1, time_limit: int = 0) -> Any:
         spec = EnvSpec(env)
         if spec.layout is not None or not spec.observation_shape or spec.frame_stack > 1:
             raise CapoError(
-                f"{spec.name!r}: frame_stack={frame_stack} needs observations that are one array of at least one "
-                "axis and not stacked already, without an action mask: leave frame_stack at 1"
+                f"{spec.name!r}: frame_stack={frame_stack} needs observations that are a single array "
+                "with at least one axis, not stacked already, and no action mask: leave frame_stack at 1"
             )
         env = FrameStack(env, frame_stack) if jitted else HostFrameStack(env, frame_stack)
     return env

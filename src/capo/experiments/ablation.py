@@ -215,7 +215,7 @@ def report(folder: Path) -> str:
     records = [record for own in found.values() for record in own.values()]
     has_chain = (folder / CHAIN_SUMMARY).exists()
     if not records and not has_chain:
-        raise CapoError(f"{folder}: neither part of the ablation is there; run without --draw-only first")
+        raise CapoError(f"{folder}: contains neither part of the ablation; run without --draw-only first")
     quick = any(record.quick for record in records)
     quick |= has_chain and common.read_json(folder / CHAIN_SUMMARY)["quick"]
     parts = [QUICK_NOTE] if quick else []

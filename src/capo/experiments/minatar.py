@@ -60,7 +60,7 @@ def run(
     plan = (QUICK if quick else Plan()).with_options(**sizes)
     training.known("settings", settings, SETTINGS)
     if settings != "best" and (sizes.get("preset") or (settings == "causes" and algos)):
-        raise CapoError(f"--settings {settings} says which presets and algorithms: leave --preset and --algos out")
+        raise CapoError(f"--settings {settings} sets the presets and algorithms: leave out --preset and --algos")
     if settings == "paper":
         games, algos = games or paper_figure.GAMES, algos or [":".join(kind) for kind in paper_figure.KINDS]
     chosen, kinds = training.choose_games(games), training.choose_kinds(algos, plan)
@@ -127,14 +127,14 @@ def read(folder: Path) -> Found:
         if record is None:
             continue
         if (record.algorithm, record.preset) != (algorithm, preset):
-            notes.append(f"{file}: its content is of {record.algorithm} with preset {record.preset}; left out")
+            notes.append(f"{file}: contains {record.algorithm} with preset {record.preset}; left out")
         elif record.finals:
             records[game, (algorithm, preset)] = record
         else:
             notes.append(f"{file}: has no finished seed; left out")
     if not records:
         detail = "; ".join(notes) or "no results files"
-        raise CapoError(f"{folder}: there is no finished seed ({detail}); run without --draw-only first")
+        raise CapoError(f"{folder}: no finished seed ({detail}); run without --draw-only first")
     found = Found(records, _names(records), notes)
     gaps = [
         f"{name} on {game}"

@@ -301,7 +301,7 @@ def report(folder: Path) -> str:
         parts += report_tabular(folder, summary["tabular"])
     game = noise_game.report_game(folder)
     if not parts and not game:
-        raise CapoError(f"{folder}: neither part of the noise experiment is there; run without --draw-only first")
+        raise CapoError(f"{folder}: contains neither part of the noise experiment; run without --draw-only first")
     return "\n\n".join([*parts, *(game or ["Note: the game has not been run (--part game)"])])
 
 

@@ -49,7 +49,7 @@ def train_together(
     if seconds <= 0:
         raise CapoError(f"seconds={seconds:g} must be positive")
     if where is not None and not where.inline:
-        raise CapoError("--together and --seconds train in this process: leave --workers and --on out")
+        raise CapoError("--together and --seconds train in this process: leave out --workers and --on")
     todo = [(job, job.missing()) for job in jobs]
     same = lambda one: (one[0].game, one[0].algorithm, one[0].preset, str(one[0].settings), one[1])
     for (*_, missing), group in itertools.groupby(todo, same):
@@ -97,11 +97,11 @@ def _train(jobs: Sequence[Job], seeds: Sequence[int], say: Say, deadline: float)
     made: Row = {"precision": layers.precision_here(learner.network), **provenance(), "started": started}
     frames = done * per_iteration
     if done < target:
-        say(f"stopped at frame {frames:,} of {target * per_iteration:,}: the time is up")
+        say(f"stopped at frame {frames:,} of {target * per_iteration:,}: the time limit was reached")
         kept = [str(job.file) for job, there in zip(jobs, stored, strict=True) if there]
         if kept:
             raise CapoError(
-                f"{', '.join(kept)}: holds seeds that were trained to the end, and this run was stopped at frame "
+                f"{', '.join(kept)}: contains fully trained seeds, but this run was stopped at frame "
                 f"{frames:,}, so nothing was added: give more --seconds, or another --out"
             )
         jobs = [replace(job, plan=replace(job.plan, frames=frames)) for job in jobs]

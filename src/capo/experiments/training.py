@@ -187,7 +187,7 @@ class Job:
         for path, config in self._stopped():
             if set(config["seeds"]) <= set(left):
                 wanted = {"eval_every": self.eval_every, "eval_episodes": self.plan.episodes}
-                _refuse(f"{path}: is a run with", _differences(wanted, config) + self._changes(config["config"]))
+                _refuse(f"{path} is a run with", _differences(wanted, config) + self._changes(config["config"]))
         return left
 
     def stored(self) -> Row:
@@ -204,13 +204,13 @@ class Job:
         unknown = [key for key in self._protocol() if key not in stored]
         if unknown:
             raise CapoError(
-                f"{self.file}: is from an earlier version of capo and does not say how it was evaluated "
+                f"{self.file} is from an earlier version of capo and does not record how it was evaluated "
                 f"({', '.join(unknown)} missing), so nothing can be added to it: give another --out (--draw-only "
                 "still shows what is there)"
             )
         asked = {"frames": self.plan.frames} if self._was_stopped(stored) else {}
         differ = _differences(wanted | self._protocol(), stored | asked)
-        _refuse(f"{self.file}: holds results with", differ + self._changes(stored["config"]))
+        _refuse(f"{self.file} contains results with", differ + self._changes(stored["config"]))
         return stored
 
     def _was_stopped(self, stored: Row) -> bool:
@@ -464,7 +464,7 @@ def train_all(jobs: Sequence[Job], say: Say, progress: bool, where: Where | None
     plan = jobs[0].plan
     say(
         f"{len(jobs)} trainings, {plan.seeds} seeds of {plan.frames:,} frames each; "
-        f"{len(jobs) - len(todo)} finished already"
+        f"{len(jobs) - len(todo)} already finished"
     )
     pieces, work, frames = {}, [], {}
     for job in todo:
@@ -482,7 +482,7 @@ def train_all(jobs: Sequence[Job], say: Say, progress: bool, where: Where | None
             finally:
                 board.close()
     except KeyboardInterrupt:
-        say("stopped; nothing is lost: the same command continues from here")
+        say("stopped; nothing is lost: repeat the same command to continue")
         raise
     failed = [f"{one.name} ({one.error}; log in {pieces[one.name][1]})" for one in outcomes.values() if one.error]
     if failed:
@@ -557,6 +557,6 @@ def run_parts(
     if part == exact.name or (part is None and not exact.is_there(out, plan.quick)):
         exact.compute(out, plan.quick, progress)
     elif part is None:
-        say(f"the part {exact.name} is finished already (in {out}; --part {exact.name} computes it again)")
+        say(f"the part {exact.name} is already finished (in {out}; --part {exact.name} computes it again)")
     if jobs:
         train(jobs, say, progress, where)

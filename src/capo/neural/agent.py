@@ -116,15 +116,16 @@ class Agent(StoredAgent):
 
         Args:
             frames: environment steps, over all environments of a seed.
-            total_timesteps: another name of ``frames``, as Stable-Baselines3 calls them.
-            progress_bar: a bar in a terminal or a notebook, elsewhere a line every ten seconds on standard error.
+            total_timesteps: another name for ``frames``, the one Stable-Baselines3 uses.
+            progress_bar: show a bar in a terminal or a notebook; elsewhere, a line every ten seconds on standard
+                error.
             callback: called at every log point as ``callback(agent, rows)`` with the new rows of
                 metrics.csv; returning False stops the run.
             horizon: a new horizon for the schedules, in frames since the start of training.
-            behaviour: who acts during this call, for off-policy algorithms: a function of observations (N, ...)
+            behaviour: what acts during this call, for off-policy algorithms: a function of observations (N, ...)
                 that returns the probabilities (N, actions) of all actions, or a pair of the actions (N,) it takes
                 and their probabilities (N,); another agent; or a :class:`capo.Mixture` of either with the agent's
-                own policy. It isn't saved: give it again to continue a run that was stopped. None or ``"own"``:
+                own policy. It is not saved: give it again to continue a run that was stopped. None or ``"own"``:
                 the agent's own policy.
 
         Returns:
@@ -132,7 +133,7 @@ class Agent(StoredAgent):
 
         Raises:
             Interrupted: a KeyboardInterrupt, after SIGINT, SIGTERM or SIGHUP; the agent is intact.
-            CapoError: if the plan can't be carried out (nothing has changed then), a loss or parameter of every
+            CapoError: if the plan cannot be carried out (nothing has changed then), a loss or parameter of every
                 seed stops being finite (if only some do: see :attr:`diverged`), or a write fails.
         """
         frames = _frames(frames, total_timesteps)
@@ -183,14 +184,14 @@ class Agent(StoredAgent):
         """
         if given is None and self._plan is not None and self._plan.behaviour and self.frames_left:
             raise CapoError(
-                f"the last learn() was stopped while {self._plan.behaviour} acted, which a file can't hold: give "
-                'it again, learn(..., behaviour=...), or behaviour="own" to let the agent act itself'
+                f"the last learn() was stopped while {self._plan.behaviour} acted, which cannot be stored in a "
+                'file: give it again, learn(..., behaviour=...), or behaviour="own" to let the agent act itself'
             )
         if given is None or (isinstance(given, str) and given == "own"):
             return None
         if self._algorithm.on_policy:
             raise CapoError(
-                f"{type(self).__name__} is on-policy, it learns only from its own actions: behaviour= needs an "
+                f"{type(self).__name__} is on-policy and learns only from its own actions: behaviour= needs an "
                 "off-policy algorithm, such as NCAPO, OffPAC or Rainbow"
             )
         return make_behaviour(given, self)
@@ -233,9 +234,9 @@ class Agent(StoredAgent):
         return Evaluations(setup.eval_every, partial(self._returns, learner, key, setup.eval_episodes, None))
 
     def close(self) -> None:
-        """Close the training environments and let others have the run's folder.
+        """Close the training environments and release the run's folder.
 
-        The next :meth:`learn` opens new ones, with new episodes.
+        The next :meth:`learn` opens new environments, with new episodes.
         """
         if self._run is not None:
             self._release(self._run)
@@ -250,5 +251,8 @@ def _frames(frames: int | None, total_timesteps: int | None) -> int:
     """The frames to train for, under whichever name they were given."""
     if (frames is None) == (total_timesteps is None):
         given = "neither was" if frames is None else "both were"
-        raise CapoError(f"learn() needs frames (also called total_timesteps), a positive integer: {given} given")
+        raise CapoError(
+            "learn() needs either frames or total_timesteps (another name for it), a positive integer: "
+            f"{given} given"
+        )
     return whole("frames", frames) if frames is not None else whole("total_timesteps", total_timesteps)

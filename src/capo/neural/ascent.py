@@ -1,4 +1,5 @@
-"""Algorithm 2 of the paper: pairs and their advantages come from outside, the policy may be anything with logits.
+"""Algorithm 2 of the paper: pairs and their advantages come from the caller, and the policy may be anything with
+logits.
 
 One iteration, on a batch B of pairs:
 
@@ -80,7 +81,7 @@ class AscentRule:
 
 @dataclass(frozen=True)
 class Policy:
-    """A policy to train: its first parameters, and the function from parameters to logits.
+    """A policy to train: its initial parameters, and the function from parameters to logits.
 
     Attributes:
         logits: (params, observations (n, ...)) -> (n, A), differentiable in the parameters by jax.
@@ -190,7 +191,7 @@ def descend(
 
 
 def exact_advantages(mdp: MDP) -> Evaluate:
-    """The evaluator of an MDP that is known: one linear solve; advantages that are only round-off count as 0."""
+    """The evaluator for a known MDP: one linear solve; advantages that are only round-off count as 0."""
     tolerance, states = RELATIVE_SIGN_TOL * value_scale(mdp), np.arange(mdp.n_states)
 
     def evaluate(log_policy: LogPolicy, where: NDArray, actions: NDArray) -> NDArray:
@@ -205,7 +206,7 @@ def exact_advantages(mdp: MDP) -> Evaluate:
 
 @dataclass(frozen=True)
 class Ascent:
-    """Where Algorithm 2 has come to: what a callback receives, and what it returns in the end.
+    """The progress of Algorithm 2: what a callback receives, and the final result.
 
     Attributes:
         params: of the policy.
@@ -241,8 +242,8 @@ def coordinate_ascent(
         batches: one (observations (n, ...), actions (n,)) per iteration, from any rule, such as a generator that
             draws from a replay. Equal observations are one state of the batch, and a repeated pair counts once.
         evaluate: ``evaluate(log_policy, observations, actions)`` gives the advantages (n,) of the pairs under the
-            current policy. ``log_policy(observations)`` are its log-probabilities (n, A). The mean counts where a
-            repeated pair has several. :func:`exact_advantages` is one of an MDP that is known.
+            current policy. ``log_policy(observations)`` are its log-probabilities (n, A). If a repeated pair has
+            several, their mean counts. :func:`exact_advantages` is one for a known MDP.
         learning_rate: of Adam.
         optimiser: of optax, instead of Adam.
         rule: direction of the loss, step size, gradient steps per batch.
@@ -284,7 +285,7 @@ def _checked_batch(observations: Any, actions: Any) -> tuple[NDArray, NDArray]:
     where, taken = np.asarray(observations), np.asarray(actions)
     if taken.ndim != 1 or len(taken) == 0 or len(where) != len(taken) or taken.dtype.kind not in "iu":
         raise CapoError(
-            f"a batch must be observations (n, ...) and whole-numbered actions (n,) with n >= 1, not of shapes "
+            f"a batch must be observations (n, ...) and integer actions (n,) with n >= 1, not of shapes "
             f"{where.shape} and {taken.shape}"
         )
     return where, taken

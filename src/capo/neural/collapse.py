@@ -57,8 +57,8 @@ class CollapseWatch:
         return (
             f"seed{'s' if len(stuck) > 1 else ''} {seeds}: the policy has become deterministic (entropy "
             f"{worst['entropy']:.2g} of at most {self._most:.2g}) but returns have not risen "
-            f"({np.mean(history.first):.4g} at first, {np.mean(history.collapsed):.4g} now): it hardly explores. "
-            f"Unless there is nothing more to learn, start a new run with {self._cure()}"
+            f"({np.mean(history.first):.4g} at first, {np.mean(history.collapsed):.4g} now), so it hardly "
+            f"explores. Unless there is nothing more to learn, start a new run with {self._cure()}"
         )
 
     def _is_stuck(self, row: dict[str, float]) -> bool:

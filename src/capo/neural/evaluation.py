@@ -62,7 +62,7 @@ class Evaluation:
         error = "" if np.isnan(self.standard_error) else f" ± {self.standard_error:.2g}"
         many = f" x {len(self.seeds)} seeds" if len(self.seeds) > 1 else ""
         how = "most likely actions" if self.deterministic else "sampled actions"
-        without = f"; without seed {', '.join(map(str, self.diverged))}, diverged" if self.diverged else ""
+        without = f"; excluding seed {', '.join(map(str, self.diverged))}, diverged" if self.diverged else ""
         return f"return {self.mean:.4g}{error} ({self.returns.shape[1]} episodes{many}, {how}{without})"
 
     def __repr__(self) -> str:

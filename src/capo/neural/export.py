@@ -201,8 +201,8 @@ def _check(model: Any, env: Env, expected: Expected) -> None:
         for one, wanted in zip(found, expected(observations, mask), strict=True):
             if not np.allclose(one, wanted, rtol=TOLERANCE, atol=TOLERANCE):
                 raise CapoError(
-                    f"the graph of {spec.name!r} does not compute what the agent does, so no file was written: "
-                    "its observations are changed in a way that can't be exported yet"
+                    f"the exported graph of {spec.name!r} does not reproduce the agent, so no file was "
+                    "written: its observations are transformed in a way that cannot be exported yet"
                 )
 
 

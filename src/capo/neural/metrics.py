@@ -20,10 +20,10 @@ _FIRST = ("episode_return", "episode_length", "actor_loss", "critic_loss", "entr
 _LOSSES = ("actor_loss", "critic_loss", "grad_norm")  # those that an algorithm has
 _NOT_FINITE = "that is not a finite number (nan or infinite)"
 _GUARDS = {  # what ended the training; a mask comes first, since what is not allowed may be paid anything
-    "masks_sound": "the environment {env!r} gave an action mask that allows no action at all",
+    "masks_sound": "the environment {env!r} returned an action mask that allows no action at all",
     "behaviour_sound": "the behaviour gave no probability to any of the actions that {env!r} allows",
-    "rewards_finite": f"the environment {{env!r}} gave a reward {_NOT_FINITE}",
-    "observations_finite": f"the environment {{env!r}} gave an observation {_NOT_FINITE}",
+    "rewards_finite": f"the environment {{env!r}} returned a reward {_NOT_FINITE}",
+    "observations_finite": f"the environment {{env!r}} returned an observation {_NOT_FINITE}",
 }
 
 

@@ -33,14 +33,14 @@ def introduce(plan: Plan, learner: Learner, preset: str, groups: int, asked: int
     if groups > 1:
         yield f"{groups} seeds, one after another"
     if plan.behaviour is not None:
-        yield f"actions during training are those of {plan.behaviour}, and so are the returns shown"
+        yield f"during training, actions come from {plan.behaviour}, and so do the returns shown"
     elif getattr(plan.settings, "behaviour", None) == "uniform":
-        yield "actions are uniform during training, so the returns shown are those of uniform play"
+        yield "actions are uniformly random during training, so the returns shown are those of random play"
     slow = "cpu" in plan.settings.PRESETS and preset != "cpu" and is_minatar(learner.env.name)
     if slow and jax.default_backend() == "cpu":
-        yield f"preset {preset} is meant for a GPU; on this machine preset cpu is several times as fast"
+        yield f"preset {preset} is meant for a GPU; on this machine, preset cpu is several times faster"
     if is_atari(learner.env.name) and jax.default_backend() == "cpu":
-        yield "Atari's frames are meant for a GPU; on a processor, convolutions are nearly the whole cost"
+        yield "training on Atari is meant for a GPU; on a CPU, convolutions take almost all of the time"
     if frames != asked:
         yield f"rounded up to {frames:,} frames: whole iterations of {plan.frames_per_iteration:,}"
 
@@ -65,10 +65,10 @@ def _large_images(learner: Learner) -> Iterator[str]:
         if len(part.shape) == 3 and math.prod(part.shape[:2]) >= LARGE_IMAGE:
             size = "x".join(map(str, part.shape))
             yield (
-                f"{learner.env.name}: observations are images of {size}, {part.n_bytes:,} bytes each; learning "
-                "from them as they are is slow and fills the memory: make them smaller first, for example 84x84 "
-                "and grey with gymnasium.wrappers.ResizeObservation and GrayscaleObservation, or, for Atari's "
-                "games, with AtariPreprocessing"
+                f"{learner.env.name}: observations are images of {size}, {part.n_bytes:,} bytes each; "
+                "learning from them unchanged is slow and takes a lot of memory: shrink them first, for "
+                "example to 84x84 in greyscale with gymnasium.wrappers.ResizeObservation and "
+                "GrayscaleObservation, or, for Atari's games, with AtariPreprocessing"
             )
 
 
@@ -78,8 +78,9 @@ def _masks_among_observations(learner: Learner) -> Iterator[str]:
     shape = (learner.spec.n_actions,)
     if not learner.spec.masked and any(leaf.path[-1:] == (MASK,) and leaf.raw_shape == shape for leaf in leaves):
         yield (
-            f"{learner.env.name}: observations have a part {MASK!r}, which the networks see, but no action is "
-            f"forbidden by it: return it in info[{MASK!r}], or by a method {METHOD}(), if it is meant as a mask"
+            f"{learner.env.name}: observations have a part {MASK!r}, which the networks see but which "
+            f"forbids no action: if it is meant as a mask, return it in info[{MASK!r}] or from a method "
+            f"{METHOD}()"
         )
 
 
@@ -89,7 +90,10 @@ def _repeating(settings: CommonSettings) -> Iterator[str]:
         kept = max(getattr(settings, name, math.inf), settings.n_envs * least)
         batch = getattr(settings, "batch_size", 0)
         if kept != math.inf and batch > kept:
-            yield f"batch_size={batch:,} is more than the replay holds ({name}={kept:,}), so it repeats"
+            yield (
+                f"batch_size={batch:,} is more than the replay holds ({name}={kept:,}), so batches contain "
+                "duplicates"
+            )
 
 
 def _idle(plan: Plan, done: int) -> Iterator[str]:
@@ -98,8 +102,8 @@ def _idle(plan: Plan, done: int) -> Iterator[str]:
     idle = min(frames, plan.frames - settings.horizon)
     if settings.learning_rate_schedule == "constant" or idle < plan.frames_per_iteration:
         return
-    when = "nothing" if idle == frames else f"nothing in the last {idle:,} frames"
+    when = "nothing will be learned" if idle == frames else f"nothing will be learned in the last {idle:,} frames"
     yield (
-        f"the learning rate is 0 from the horizon ({settings.horizon:,} frames) on, so {when} will be learned: "
+        f"the learning rate is 0 after the horizon ({settings.horizon:,} frames), so {when}: "
         f"learn({frames}, horizon={plan.frames}) spreads the schedules over all frames"
     )

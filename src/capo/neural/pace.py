@@ -56,5 +56,6 @@ class Pace:
             speed = learner.frames_per_iteration * learner.n_seeds / each
             frames = left * learner.frames_per_iteration
             self._shown.message(
-                f"speed: about {speed:,.0f} frames/s; the {frames:,} frames left take about {clock(left * each)}"
+                f"speed: about {speed:,.0f} frames/s; the remaining {frames:,} frames will take about "
+                f"{clock(left * each)}"
             )

@@ -61,7 +61,7 @@ class Player(ABC):
     @property
     @abstractmethod
     def learner(self) -> Learner:
-        """What steps the environment and runs the compiled programs, made at first use."""
+        """The object that steps the environment and runs the compiled programs, made on first use."""
 
     @property
     def played_env(self) -> Any:
@@ -105,10 +105,10 @@ class Player(ABC):
         Args:
             observation: of the environment's shape, or with one leading batch axis; with ``frame_stack=k`` the
                 last k of them, joined along the last axis, the oldest first.
-            state: handed back unchanged; the policy has no memory.
+            state: returned unchanged; the policy has no memory.
             episode_start: not used, for the same reason.
-            deterministic: take the most likely action instead of sampling (the setting ``evaluation`` is about
-                evaluations alone).
+            deterministic: take the most likely action instead of sampling (the setting ``evaluation`` only affects
+                evaluations).
             action_masks: (actions,) or (batch, actions), true where an action is allowed; needed if the
                 environment has masks.
 
@@ -126,7 +126,7 @@ class Player(ABC):
         return (actions[0] if single else actions), state
 
     def as_opponent(self) -> Callable[[Array, Array, Array], Array]:
-        """The policy as it is now, as an opponent in a game of two.
+        """The current policy, as an opponent in a two-player game.
 
         Returns:
             A pure function of a key, an observation and the mask (actions,) of legal actions to an action.
@@ -183,9 +183,9 @@ class Player(ABC):
         return path
 
     def as_function(self) -> Callable[[Any], Array]:
-        """The policy as it is now: a function of jax from observations (N, ...) to probabilities (N, actions).
+        """The current policy as a jax function from observations (N, ...) to probabilities (N, actions).
 
-        Observations are those that the networks take.
+        Observations must be in the form that the networks take.
         """
         algorithm, params = unpack_playable(self.learner.algorithm, self._policy(self.learner))
         return jax.jit(partial(algorithm.probabilities, params))
@@ -202,16 +202,16 @@ class Player(ABC):
         return returns[[index for index, seed in enumerate(group.seeds) if seed not in group.diverged]]
 
     def takes_best(self, deterministic: bool | None) -> bool:
-        """Whether an evaluation takes the best actions: as it is told, or else as the settings say."""
+        """Whether an evaluation takes the best actions: as given, or by default as the settings specify."""
         if deterministic is None:
             return self.learner.algorithm.evaluates_best
         return deterministic or not self.samples
 
     def check_episodes(self, episodes: int) -> int:
-        """The episodes of an evaluation, refused if they are too many.
+        """The number of episodes of an evaluation, checked against the limit.
 
         Raises:
-            CapoError: names the bound.
+            CapoError: if there are too many; the message gives the limit.
         """
         episodes = whole("episodes", episodes, most=MAX_EPISODES)
         self.learner.check_evaluation(episodes)
@@ -221,8 +221,8 @@ class Player(ABC):
         """Play whole episodes with the policy of every seed, without exploration.
 
         On a jitted environment all seeds play at once, in one program that is compiled once per number of
-        episodes. Left out with a warning are seeds that diverged and, where seeds are trained one after another,
-        those that have not begun.
+        episodes. Seeds that diverged are left out with a warning, as are seeds whose training has not begun where
+        seeds are trained one after another.
 
         Args:
             episodes: per trained seed.
@@ -262,19 +262,19 @@ class Player(ABC):
         seed: int = 0,
         per_second: float = 15.0,
     ) -> list[float]:
-        """Play and write it as a GIF, with the score; :meth:`use_seed` chooses whose policy plays.
+        """Play, and write a GIF with the score; :meth:`use_seed` chooses whose policy plays.
 
         Args:
             path: the GIF file.
-            episodes: how many are shown.
-            steps: how many are shown at most.
+            episodes: how many to show.
+            steps: how many to show at most.
             deterministic: take the most likely action (True) or sample (False); by default as :meth:`evaluate`.
             seed: of the game.
             per_second: steps per second.
 
         Returns:
-            The scores of the episodes that ended, without what wrappers of a whole vector environment make of
-            its rewards.
+            The scores of the episodes that ended, before any change of rewards by wrappers of a whole vector
+            environment.
         """
         path = as_path("watch", path)
         film.check_target(path, per_second)

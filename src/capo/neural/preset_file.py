@@ -68,7 +68,7 @@ def read_preset(path: str | os.PathLike[str], algorithm: str, kind: type[Setting
         if not isinstance(content.get(key, "" if key == "environment" else None), str):
             raise CapoError(f'{path}: a preset file needs a line such as {key} = "..."')
     if content["algorithm"] != algorithm:
-        raise CapoError(f"{path}: is a preset of {content['algorithm']}, not of {algorithm}")
+        raise CapoError(f"{path} is a preset for {content['algorithm']}, not for {algorithm}")
     if content["preset"] not in kind.PRESETS:
         raise CapoError(f"{path}: {unknown_name('preset', content['preset'], kind.PRESETS)}")
     settings = content.get("settings")
@@ -85,7 +85,7 @@ def read_preset(path: str | os.PathLike[str], algorithm: str, kind: type[Setting
 def _checked(kind: type[Settings], name: str, value: Any) -> Any:
     found = field_kinds(kind).get(name)
     if found is not None and not found.choices and found.type is not str and isinstance(value, str):
-        raise CapoError(f"{name}={value!r} must be a {'boolean' if found.type is bool else 'number'}, not a text")
+        raise CapoError(f"{name}={value!r} must be a {'boolean' if found.type is bool else 'number'}, not text")
     if not isinstance(value, int | float | str):  # a table, a list or a date
         raise CapoError(f"{name} must be a single value, not {type(value).__name__}")
     return check_value(kind, name, value)
@@ -99,17 +99,17 @@ def read_toml(path: str | os.PathLike[str], what: str) -> dict[str, Any]:
     """
     file = Path(path)
     if not file.is_file():
-        raise CapoError(f"{file}: there is no such file; give {what} as a {SUFFIX} file")
+        raise CapoError(f"{file}: no such file; give {what} as a {SUFFIX} file")
     try:
         with file.open("rb") as stream:
             content = stream.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
-            raise CapoError(f"{file}: is larger than {MAX_BYTES // 1000} kB: this is not {what}")
+            raise CapoError(f"{file} is larger than {MAX_BYTES // 1000} kB, so it is not {what}")
         return tomllib.loads(content.decode())
     except OSError as error:
-        raise CapoError(f"{file}: can't be read ({error.strerror})") from None
+        raise CapoError(f"{file} cannot be read ({error.strerror})") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise CapoError(f"{file}: is not a TOML file ({error})") from None
+        raise CapoError(f"{file} is not a valid TOML file ({error})") from None
 
 
 def write_preset(

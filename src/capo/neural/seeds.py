@@ -40,7 +40,7 @@ class SeedGroup:
     def check_usable(self, seed: int) -> None:
         """Raise if a seed diverged."""
         if seed in self.diverged:
-            raise CapoError(f"the policy of seed {seed} can't be used any more: {self.diverged[seed]}")
+            raise CapoError(f"the policy of seed {seed} can no longer be used: {self.diverged[seed]}")
 
     def start(self, learner: Learner) -> TrainState:
         """The state, made at first use.
@@ -173,7 +173,7 @@ class Seeds:
             raise CapoError(f"{saved.path}: its seeds are not grouped as this environment needs them")
         begun = {str(index) for index, part in enumerate(parts) if part["started"]}
         if {name.partition("/")[0] for name in saved.arrays} != begun:
-            raise CapoError(f"{saved.path}: its arrays are not those of the seeds that it says were trained")
+            raise CapoError(f"{saved.path}: its arrays do not match the seeds that it records as trained")
         for index, (group, part) in enumerate(zip(self.groups, parts, strict=True)):
             group.iteration = part["iteration"]
             group.diverged = {int(seed): why for seed, why in part.get("diverged", {}).items()}
@@ -183,13 +183,13 @@ class Seeds:
                 reached = np.asarray(group.state.iteration)
                 if (reached != group.iteration % ERA).any():
                     raise CapoError(
-                        f"{saved.path}: says that its seeds are at iteration {group.iteration:,}, but their state "
-                        f"is of iteration {int(reached.flat[0]):,}"
+                        f"{saved.path}: records its seeds at iteration {group.iteration:,}, but their "
+                        f"state is from iteration {int(reached.flat[0]):,}"
                     )
 
 
 def _lost() -> CapoError:
     return CapoError(
-        "the training state was lost when learn() was stopped midway; continue from a checkpoint: load a saved "
-        "agent, or run `capo resume DIR` on the folder of a run"
+        "the training state was lost when learn() was interrupted midway; continue from a checkpoint: "
+        "load a saved agent, or run `capo resume DIR` on the folder of a run"
     )

@@ -72,8 +72,8 @@ class Setup:
         made = envs.make(env)
         if len(seeds) > 1 and not envs.is_jitted(made) and not getattr(made, "reopens", True):
             raise CapoError(
-                "several seeds need the environment's id, or a function that makes it, rather than one object: "
-                "each seed starts with its own"
+                "several seeds need the environment's id, or a function that makes it, rather than one "
+                "object: each seed needs its own copy"
             )
         other = None if eval_env is None else envs.make(eval_env)
         if other is not None:
@@ -132,8 +132,9 @@ class Setup:
             env = content["env"]
         if env is None:
             raise CapoError(
-                f"the agent was trained on {content['environment']['name']!r}, given as an object or a function, "
-                "which a file can't hold: in Python, give it again as env= to load or resume"
+                f"the agent was trained on {content['environment']['name']!r}, given as an object or a "
+                "function, which cannot be stored in a file: in Python, give it again as env= to load or "
+                "resume"
             )
         other = content.get("eval_env") if eval_env is None else eval_env
         for name, given in ((env, from_file), (other, eval_env is None)):
@@ -157,7 +158,7 @@ class Setup:
             if found.get(key) != value:
                 raise CapoError(
                     f"the environment changed: {key} was {value!r} when the run was saved and is "
-                    f"{found.get(key)!r} now; continuing needs the same environment"
+                    f"{found.get(key)!r} now; continuing requires the same environment"
                 )
         _check_copies(made.env, algorithm.Config.from_dict(content["config"]).n_envs)
         return made
@@ -200,9 +201,9 @@ def _check_not_sb3(algorithm: type[Algorithm], env: Any, overrides: Mapping[str,
     """Raise with a hint if the arguments are those of Stable-Baselines3."""
     if isinstance(env, str) and env in _SB3_POLICIES:
         raise CapoError(
-            f"{env!r} is a policy of Stable-Baselines3, not an environment: here the environment comes first, and "
-            f"the network follows from its observations: {algorithm.name.upper()}(env), with network=, width= or "
-            "activation= to change it"
+            f"{env!r} is a Stable-Baselines3 policy, not an environment: here the environment comes "
+            f"first, and its observations determine the network: {algorithm.name.upper()}(env), with "
+            "network=, width= or activation= to change it"
         )
     settings = field_kinds(algorithm.Config)
     for name in overrides:
@@ -263,7 +264,7 @@ def _check_same_spaces(env: Any, other: Any) -> None:
     for key in sorted((ours.keys() | theirs.keys()) - {"name"}, key=lambda name: (name not in first, name)):
         if ours.get(key) != theirs.get(key):
             raise CapoError(
-                f"eval_env {other.name!r} does not fit {env.name!r}: {key} is {theirs.get(key)!r}, not "
+                f"eval_env {other.name!r} does not match {env.name!r}: {key} is {theirs.get(key)!r}, not "
                 f"{ours.get(key)!r}"
             )
 
@@ -275,6 +276,7 @@ def _warn_if_channels_first(env: Any, settings: CommonSettings) -> None:
             continue
         text = (
             f"{env.name}: observations of shape {shape} look like (channels, height, width), but the "
-            "convolution takes (height, width, channels): move the first axis to the end, or set network='mlp'"
+            "convolution expects (height, width, channels): move the first axis to the end, or set "
+            "network='mlp'"
         )
         warnings.warn(text, CapoWarning, stacklevel=5)

@@ -57,24 +57,24 @@ class StoredAgent(Player):
 
     @property
     def frames(self) -> int:
-        """Frames that every seed has behind it."""
+        """Frames that every seed has been trained for."""
         return self._states.iteration * self.config.frames_per_iteration
 
     @property
     def frames_left(self) -> int:
-        """Frames missing from the last :meth:`learn`, if it was stopped."""
+        """Frames left of the last :meth:`learn`, if it was stopped."""
         return 0 if self._plan is None else max(0, self._plan.frames - self.frames)
 
     @property
     def saved(self) -> bool:
-        """Whether the newest checkpoint in the run's folder is of this very moment."""
+        """Whether the newest checkpoint in the run's folder is up to date."""
         paths = [] if self.out is None else checkpoint.CheckpointStore(self.out / CHECKPOINTS).paths()
         now = self._states.total_iterations * self.config.frames_per_iteration
         return bool(paths) and checkpoint.frames_of(paths[-1]) == now
 
     @property
     def uneven(self) -> bool:
-        """Whether some seeds are further than others: those that are trained in turn, if they were stopped."""
+        """Whether some seeds are ahead of others: possible if seeds trained one after another were stopped."""
         return len({group.iteration for group in self._states.groups}) > 1
 
     def whole_iterations(self, frames: int) -> int:
@@ -84,12 +84,12 @@ class StoredAgent(Player):
 
     @property
     def diverged(self) -> dict[int, str]:
-        """The seeds that stopped being trained since a loss or parameter was no longer finite, and what it was."""
+        """The seeds that are no longer trained because a loss or parameter became nan or infinite, and which."""
         return self._states.diverged
 
     @property
     def wall_seconds(self) -> float:
-        """Seconds spent training, over all seeds and processes; compiling and evaluating don't count."""
+        """Seconds spent training, over all seeds and processes; compilation and evaluation do not count."""
         return self._states.elapsed
 
     @property
@@ -119,8 +119,9 @@ class StoredAgent(Player):
         try:
             if self._log_sizes is not None and run.log_sizes() != self._log_sizes:
                 raise CapoError(
-                    f"{path}: the run was continued or changed by somebody else since this agent trained there; "
-                    f"continue from there with {type(self).__name__}.resume({str(path)!r})"
+                    f"{path}: the run was continued or changed by another agent since this one last "
+                    "trained in it; continue from its current state with "
+                    f"{type(self).__name__}.resume({str(path)!r})"
                 )
         except BaseException:
             run.close()
@@ -174,7 +175,7 @@ class StoredAgent(Player):
         }
 
     def save(self, path: str | Path) -> Path:
-        """Write the whole agent, training state included, to one file; it replaces an older one in one step.
+        """Write the whole agent, including its training state, to one file; an older file is replaced atomically.
 
         Returns:
             The file: ``path``, with ``.safetensors`` added if it had no extension.
@@ -206,7 +207,7 @@ class StoredAgent(Player):
             out: a new folder for the files of what is learned from now on.
             eval_env: as for a new agent, if it was not given as a name.
             trust: whether an environment named ``module:id`` in the file may import that module, which runs its
-                code; never from the current folder.
+                code; it is never imported from the current folder.
             **own: ``network`` and schedules, if the agent was made with objects of your own.
         """
         agent = cls.from_checkpoint(checkpoint.find(path), env, eval_env, trust, own)
@@ -227,7 +228,7 @@ class StoredAgent(Player):
         anyway: bool = False,
         **own: Any,
     ) -> Self:
-        """The agent of a run's folder, to continue there with ``agent.learn(agent.frames_left)``.
+        """The agent of a run's folder, which continues there with ``agent.learn(agent.frames_left)``.
 
         The logs are cut back to the checkpoint, so the rows after it are written again. From now on the folder
         belongs to this agent, until its :meth:`learn` has ended or it is closed.
@@ -249,7 +250,7 @@ class StoredAgent(Player):
             run.close()
             raise
         if short:
-            text = f"{path}: rows are missing from {', '.join(sorted(short))}: it was changed"
+            text = f"{path}: rows are missing from {', '.join(sorted(short))}, so the folder was changed"
             warnings.warn(text, CapoWarning, stacklevel=2)
         agent._run = run
         return agent
@@ -318,7 +319,7 @@ class StoredAgent(Player):
         agent = cls._untrained(saved.content, env, eval_env, trust, own or {})
         training = saved.content["training"]
         if training["frames_per_iteration"] != agent.config.frames_per_iteration:
-            raise CapoError(f"{saved.path}: its frames per iteration are not those of its settings")
+            raise CapoError(f"{saved.path}: its frames per iteration do not match its settings")
         agent._predictions = saved.content["predictions"]
         agent._states.elapsed = training["elapsed_seconds"]
         if training["target"]:

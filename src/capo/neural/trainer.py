@@ -166,7 +166,7 @@ class Trainer:
         if memory is not None:
             self._check_device(memory)
         if new:
-            needed = "" if memory is None else f"; it needs {memory / 1e6:,.0f} MB, its state included"
+            needed = "" if memory is None else f"; it needs {memory / 1e6:,.0f} MB, including its state"
             self.shown.message(f"compiled in {seconds:.1f} s{needed}")
 
     def _check_device(self, memory: int) -> None:
@@ -178,8 +178,8 @@ class Trainer:
         free = available_memory(self.learner.n_devices)
         if free is not None and work > free:
             raise CapoError(
-                f"the training program needs {work / 1e6:,.0f} MB besides its state, but {free / 1e6:,.0f} MB are "
-                "free: set a smaller batch_size or n_envs, or run fewer seeds"
+                f"the training program needs {work / 1e6:,.0f} MB in addition to its state, but "
+                f"{free / 1e6:,.0f} MB are free: set a smaller batch_size or n_envs, or run fewer seeds"
             )
 
     # The run's folder -------------------------------------------------------------------------------------
@@ -282,7 +282,7 @@ class Trainer:
             frames = group.iteration * self.plan.frames_per_iteration
             learned = f"The agent keeps what it learned up to frame {frames:,}"
             if group.state is None and frames:
-                learned = "Before that, a parameter stopped being a finite number: the agent can't continue"
+                learned = "A parameter had already become nan or infinite, so the agent cannot continue"
             folder = f"; the newest checkpoint is {self.newest}" if self.newest else ""
             raise EnvironmentFailed(f"{error}. {learned}{folder}") from error.__cause__
 
@@ -337,7 +337,7 @@ class Trainer:
             self._record_divergence({"diverged": text})
             raise type(error)(text)
         for seed in found:
-            text = f"seed {seed} {group.diverged[seed]}. It is not trained any more; the other seeds continue"
+            text = f"seed {seed} {group.diverged[seed]}. It is no longer trained; the other seeds continue"
             self.shown.message(text)
             warnings.warn(text, CapoWarning, stacklevel=6)
         self._record_divergence({"diverged_seeds": {str(seed): why for seed, why in self.seeds.diverged.items()}})
@@ -347,11 +347,11 @@ class Trainer:
         cure = "start a new run with a lower learning_rate or max_grad_norm"
         if isinstance(error, BadEnvironment):
             cure = "correct the environment and start a new run"
-        kept = f"No checkpoint was kept, since the run has no folder (out=): {cure}"
+        kept = f"No checkpoint was kept because the run has no folder (out=): {cure}"
         if self.newest:
             kept = (
                 f"The last good checkpoint is {self.newest}, which can be loaded like any saved agent; continuing "
-                f"from it leads to the same place, so {cure}"
+                f"from it leads to the same result, so {cure}"
             )
         return f"training {_verb(error)} at {error}. {kept}"
 
@@ -409,8 +409,9 @@ class Trainer:
             if value < min(low + margin, 0) or value > max(high - margin, 0):
                 self._warned_of_range = True
                 text = (
-                    f"seed {row['seed']}: the mean value is {value:.4g}, at an end of the atoms (v_min={low:g}, "
-                    f"v_max={high:g}); returns beyond them can't be told apart: start a new run with a wider range"
+                    f"seed {row['seed']}: the mean value is {value:.4g}, at an end of the atoms "
+                    f"(v_min={low:g}, v_max={high:g}); returns beyond them cannot be distinguished: start "
+                    "a new run with a wider range"
                 )
                 self._warn(text)
                 return

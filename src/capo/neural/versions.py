@@ -18,7 +18,7 @@ def version_difference(path: Path, content: Mapping[str, Any], kind: type[Settin
     if missing := [name for name in field_kinds(kind) if name not in content["config"]]:
         defaults = kind().to_dict()
         values = ", ".join(f"{name}={schema.shown(defaults[name])}" for name in missing)
-        found.append(f"it does not record these settings, which get their defaults {values}")
+        found.append(f"it does not record these settings, so they take their defaults {values}")
     return f"{path}: {'; '.join(found)}" if found else ""
 
 
@@ -27,7 +27,7 @@ def check_version(path: Path, content: Mapping[str, Any], kind: type[Settings], 
     different = version_difference(path, content, kind)
     if semantics.difference(content) and not anyway:
         raise CapoError(
-            f"{different}. To continue in spite of that: --anyway (in Python: anyway=True), or use the version of "
+            f"{different}. To continue nevertheless: --anyway (in Python: anyway=True), or use the version of "
             "capo that wrote it"
         )
     if different:
@@ -43,6 +43,6 @@ def check_same_settings(path: Path, now: Settings, then: Settings) -> None:
     keys = sorted(key for key, value in now.to_dict().items() if value != there[key] and key != "horizon")
     if keys:
         raise CapoError(
-            f"{path}: config.json was changed since the checkpoint was written ({', '.join(keys)}): to continue "
+            f"{path}: config.json has changed since the checkpoint was written ({', '.join(keys)}): to continue "
             "the same run, change it back; for other settings, start a new run"
         )

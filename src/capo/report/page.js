@@ -298,7 +298,7 @@
     return el("section", { "aria-labelledby": "h-settings-scores" }, el("h2", { id: "h-settings-scores" }, `Scores by setting: ${env().name}`),
       el("div", { class: "scroll" }, el("table", { class: "data", id: "marginals" },
         el("thead", {}, el("tr", {}, ["Setting", "Value", "Combinations", "Mean", "Best"].map((text) => el("th", { scope: "col" }, text)))), el("tbody", {}, rows))),
-      el("p", { class: "soft" }, "Over the combinations shown that have this value: the mean, and the best, of their mean final scores. A mean over combinations says little if settings interact: look at the curves too."));
+      el("p", { class: "soft" }, "For the combinations shown that have this value: the mean and the best of their mean final scores. A mean over combinations can mislead if settings interact: check the curves too."));
   }
 
   function pills(name, legend, choices, current, pick) {
@@ -397,7 +397,7 @@
       el("p", { class: "soft" }, state.centre === "iqm"
         ? `Line: interquartile mean, the mean over the middle half of the seeds. Band: its pointwise ${percent(data.level)} bootstrap interval.`
         : "Line: mean over seeds. Band: plus and minus half a standard deviation over seeds, as in the paper; it is not a confidence interval.",
-        gaps ? " Dotted: some seeds have no value there, so the line shows the others." : "",
+        gaps ? " Dotted: some seeds have no value there; the line shows the remaining ones." : "",
         state.paper && env().paper.length ? " Dashed: the paper's mean, read off its poster; it is heavily smoothed at the start." : ""),
       none.length ? el("p", { class: "soft" }, `No ${kindNames[state.kind].toLowerCase()} curve: ${none.join(", ")}.`) : null);
   }

@@ -21,7 +21,7 @@ def draw_training(rows: Sequence[Mapping[str, float]], path: Path, title: str) -
         rows: of metrics.csv, with ``seed``, ``frames`` and ``episode_return``.
     """
     if not rows:
-        raise CapoError(f"{path}: there is nothing to draw yet: metrics.csv is empty")
+        raise CapoError(f"{path}: nothing to draw yet: metrics.csv is empty")
     training, tested = training_curves(rows), evaluation_curves(rows)
     evaluated = len(tested) == len(training)
     with figure(path, size=(7, 4)) as (_, axes):

@@ -34,7 +34,7 @@ def read(paths: Sequence[Path]) -> tuple[list[Record], list[str]]:
     seen: set[Path] = set()
     for path in paths:
         if path.resolve() in seen:
-            notes.append(f"{path}: given twice, drawn once")
+            notes.append(f"{path} was given twice and is drawn once")
             continue
         seen.add(path.resolve())
         records += _read_one(path, notes)
@@ -43,8 +43,8 @@ def read(paths: Sequence[Path]) -> tuple[list[Record], list[str]]:
     if not any(record.training or record.evaluation for record in records):
         detail = "; ".join(notes[:3]) or "nothing has been logged yet"
         raise CapoError(
-            f"no seed of {', '.join(map(str, paths))} has anything to draw: {detail}. "
-            "`capo resume DIR` continues a run"
+            f"no seed of {', '.join(map(str, paths))} has anything to draw: {detail}. To continue a run: "
+            "`capo resume DIR`"
         )
     return records, notes
 
@@ -56,9 +56,9 @@ def _read_one(path: Path, notes: list[str]) -> list[Record]:
 
 def _read_folder(path: Path, notes: list[str]) -> list[Record]:
     if not path.exists():
-        raise CapoError(f"{path}: there is no such folder; give one that `capo train ... --out` made")
+        raise CapoError(f"{path}: no such folder; give one that `capo train ... --out` created")
     if not path.is_dir():
-        raise CapoError(f"{path}: is a file; give the folder it is in")
+        raise CapoError(f"{path} is a file; give the folder that contains it")
     if is_run(path):
         return [read_run(path)]
     if is_sweep(path):
@@ -74,8 +74,8 @@ def _read_folder(path: Path, notes: list[str]) -> list[Record]:
     found += [read_run(one) for one in below if is_run(one) and not _has_result(one, found)]
     if not found and not results:
         raise CapoError(
-            f"{path}: is not the folder of a run (it has neither {CONFIG} nor {METRICS}) and holds none; give "
-            "what `capo train ENV --out DIR` or `capo reproduce minatar --out DIR` wrote"
+            f"{path} is not a run's folder (it has neither {CONFIG} nor {METRICS}) and contains none; "
+            "give a folder that `capo train ENV --out DIR` or `capo reproduce minatar --out DIR` wrote"
         )
     return found
 
@@ -95,9 +95,7 @@ def _read_sweep(path: Path, notes: list[str]) -> list[Record]:
             notes.append(f"{folder}: the job failed: {error}")
     found = [read_run(folder) for folder in folders if is_run(folder)]
     if not found:
-        raise CapoError(
-            f"{path}: no job of this sweep has begun; `capo sweep status {path}` shows what it is doing"
-        )
+        raise CapoError(f"{path}: no job of this sweep has started; see `capo sweep status {path}`")
     alike: dict[tuple[str, str, str], list[Record]] = {}
     for record in found:
         alike.setdefault((record.env, record.algorithm, record.preset), []).append(record)

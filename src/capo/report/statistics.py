@@ -130,7 +130,7 @@ def probability_of_improvement(x: Sequence[Array], y: Sequence[Array]) -> Array:
     0.625
     """
     if len(x) != len(y):
-        raise CapoError(f"X has scores of {len(x)} tasks and Y of {len(y)}: give the same tasks for both")
+        raise CapoError(f"X has scores for {len(x)} tasks and Y for {len(y)}: give the same tasks for both")
     chances = []
     for ours, theirs in zip(x, y, strict=True):
         difference = ours[..., :, None] - theirs[..., None, :]

@@ -53,20 +53,20 @@ def section(tuning: Tuning) -> str:
     parts += [
         "<h3>History</h3>",
         '<p class="soft">The last score of every trial. Filled: trained to the end. Hollow: stopped after '
-        "an earlier stage, so its score is of fewer frames. Cross: diverged. Line: the best filled so far.</p>",
+        "an earlier stage, so its score is after fewer frames. Cross: diverged. Line: best full trial so far.</p>",
         f'<div class="chart">{tuning_figures.history(tuning)}</div>',
     ]
     if tuning.importance:
         parts += [
             "<h3>Importance</h3>",
-            '<p class="soft">How much each setting tells the best trials from the others (PED-ANOVA), '
-            f"by the score after the first stage ({tuning.stages[0]:,} frames), which all trials have.</p>",
+            '<p class="soft">How well each setting separates the best trials from the others (PED-ANOVA), '
+            f"by the score after the first stage ({tuning.stages[0]:,} frames), which every trial has.</p>",
             f'<div class="chart">{tuning_figures.importance(tuning)}</div>',
         ]
     parts += [
         "<h3>Settings and score</h3>",
-        '<p class="soft">A line per trial, dark where the score after the first stage is good; wide lines were '
-        "trained to the end.</p>",
+        '<p class="soft">One line per trial, darker for a better score after the first stage; trials with thick '
+        "lines were trained to the end.</p>",
         f'<div class="chart">{tuning_figures.parallel(tuning)}</div>',
     ]
     return f'<section class="tuning">{"".join(parts)}</section>'
@@ -86,7 +86,7 @@ def fresh_scores(tuning: Tuning) -> list[tuple[str, str]]:
         found.append((names.get(name, name), f"{_interval(estimate)}; by seed: {each}"))
     if all(known.get(name) for name in names):
         chance = statistics.improvement([known["tuned"]], [known["preset"]])
-        found.append(("chance that a tuned seed beats one of the preset", _interval(chance)))
+        found.append(("probability that a tuned seed beats a preset seed", _interval(chance)))
     return found
 
 
@@ -100,8 +100,8 @@ def _fresh(tuning: Tuning) -> Iterable[str]:
     seeds = in_words(tuning.asked["fresh_seeds"])
     yield f"<h3>Fresh {seeds}</h3>"
     yield (
-        f'<p class="soft">The score with {in_words(tuning.asked["seeds"])} chose the settings, so it is too high. '
-        f"The best settings and the preset were trained again with {seeds}.</p>"
+        f'<p class="soft">The settings were selected by their score with {in_words(tuning.asked["seeds"])}, so '
+        f"that score is biased upwards. The best settings and the preset were retrained with {seeds}.</p>"
     )
     yield '<dl class="facts">'
     for label, text in fresh_scores(tuning):

@@ -27,7 +27,7 @@ def protocol(record: Record) -> dict[str, str]:
 def final_score(record: Record) -> str:
     """How the final scores were measured; empty if that is not known."""
     if record.scored_by == "training":
-        return f"training episodes of the last {TRAINING_END:.0%} of frames, with exploration (no evaluation)"
+        return f"training episodes in the last {TRAINING_END:.0%} of frames, with exploration (no evaluation)"
     if record.final_episodes is None:
         return record.protocol.get("Final score", "")
     greedy = (
@@ -54,7 +54,7 @@ def training_curve(settings: Mapping[str, Any]) -> str:
         how += " (all actions are uniformly random, so this is not the learned policy)"
     elif isinstance(start, int | float) and isinstance(end, int | float) and (start or end):
         how += f" (epsilon {start:g} to {end:g})"
-    return how + "; smoothed over a fiftieth of the run"
+    return how + "; smoothed over 2 % of the run"
 
 
 def sticky_actions(env: str) -> str:

@@ -81,7 +81,7 @@ class Checkpoint:
         if set(wanted) != held:
             odd = sorted(set(wanted) ^ held)
             raise CapoError(
-                f"{self.path}: its state is not the one these settings make: {odd[0]} is "
+                f"{self.path}: its state does not match these settings: {odd[0]} is "
                 f"{'missing' if odd[0] in wanted else 'left over'} ({len(odd)} such arrays); "
                 "it was written with other settings or by another version of capo"
             )
@@ -201,11 +201,11 @@ def _header(path: Path, file: IO[bytes], size: int) -> tuple[dict[str, Any], int
     if len(first) < 9 or first[8:] != b"{" or not 2 <= length <= MAX_HEADER:
         raise foreign(path)
     if size < 8 + length:
-        raise damaged(path, "it is cut short")
+        raise damaged(path, "it is truncated")
     try:
         header = parse_json(first[8:] + file.read(length - 1))
     except Unreadable:
-        raise damaged(path, "its header is not readable") from None
+        raise damaged(path, "its header cannot be read") from None
     if not isinstance(header, dict):
         raise foreign(path)
     return header, 8 + length
@@ -217,8 +217,8 @@ def _manifest(path: Path, metadata: Any) -> dict[str, Any]:
     if metadata.get("version") != str(VERSION):
         found = schema.shown(metadata.get("version")).strip("'")
         raise CapoError(
-            f"{path}: is a checkpoint of format {found}, this capo reads format {VERSION}: use the version of "
-            "capo that wrote it"
+            f"{path}: is a checkpoint of format {found}, but this version of capo reads format {VERSION}: "
+            "use the version of capo that wrote it"
         )
     text = str(metadata.get("manifest", ""))
     if _digest(text.encode(errors="replace")) != metadata.get("manifest_sha256"):
@@ -239,7 +239,7 @@ def _check_entries(path: Path, header: dict[str, Any], manifest: dict[str, Any],
         raise damaged(path, "its list of arrays does not match its manifest")
     keys = manifest["random_keys"]
     if set(manifest["sha256"]) != set(header) or not set(keys) <= set(header):
-        raise damaged(path, "its manifest names other arrays than it has")
+        raise damaged(path, "its manifest does not list the arrays that it contains")
     if not all(implementation in RANDOM_KEYS for implementation in map(str, keys.values())):
         raise damaged(path, f"its random keys must be among {', '.join(RANDOM_KEYS)}")
     start = 0
@@ -248,10 +248,10 @@ def _check_entries(path: Path, header: dict[str, Any], manifest: dict[str, Any],
             raise damaged(path, f"{schema.shown(name)} is not described as {_ENTRY[0]}")
         end = start + math.prod(entry["shape"]) * _DTYPES[entry["dtype"]].itemsize
         if entry["data_offsets"] != [start, end]:
-            raise damaged(path, f"{schema.shown(name)} is not where its shape says")
+            raise damaged(path, f"{schema.shown(name)} is not at the position that its shape implies")
         start = end
     if available < start:
-        raise damaged(path, "it is cut short")
+        raise damaged(path, "it is truncated")
     if available > start:
         raise damaged(path, f"it has {available - start} bytes too many")
     free = free_memory()
@@ -266,7 +266,7 @@ def _arrays(path: Path, file: IO[bytes], manifest: dict[str, Any]) -> dict[str, 
         begin, end = entry["data_offsets"]
         raw = file.read(end - begin)
         if len(raw) != end - begin or _digest(raw) != manifest["sha256"][name]:
-            why = "it is cut short" if len(raw) != end - begin else f"the checksum of {name} does not match"
+            why = "it is truncated" if len(raw) != end - begin else f"the checksum of {name} does not match"
             raise damaged(path, why)
         arrays[name] = np.frombuffer(raw, dtype=_DTYPES[entry["dtype"]]).reshape(entry["shape"])
     return arrays
@@ -279,7 +279,7 @@ def damaged(path: Path, why: str) -> CapoError:
 
 def foreign(path: Path) -> CapoError:
     """The error for a file that never was a checkpoint of ours."""
-    return CapoError(f"{path}: this is not a checkpoint of capo")
+    return CapoError(f"{path} is not a capo checkpoint")
 
 
 def with_suffix(path: Path) -> Path:
@@ -301,8 +301,8 @@ def find(path: str | Path) -> Checkpoint:
 def _find(path: Path) -> Checkpoint:
     file = with_suffix(path)
     if not path.exists() and not file.exists():
-        also = f" nor {file}" if file != path else ""
-        raise CapoError(f"{path}: there is no such run or saved agent{also}")
+        also = f", and no file {file}" if file != path else ""
+        raise CapoError(f"{path}: no such run or saved agent{also}")
     if not path.is_dir():
         return read(path if path.exists() else file, follow=True)
     if file != path and file.exists():
@@ -399,7 +399,7 @@ class CheckpointStore:
                         f"; the one before it is {paths[index - 1]}: `capo resume {self.folder.parent} "
                         "--use-previous` continues from there"
                         if index
-                        else "; it is the only one: the run has to be started again"
+                        else "; it is the only one, so the run has to be started again"
                     )
                     raise CapoError(f"{error}{hint}") from None
         if paths:
@@ -427,6 +427,6 @@ def _read_named(path: Path) -> Checkpoint:
     inside = schema.frames_inside(saved.content)
     if inside is not None and inside != frames_of(path):
         raise CapoError(
-            f"{path}: its name says frame {frames_of(path):,}, but it holds frame {inside:,}: it was renamed"
+            f"{path}: its name gives frame {frames_of(path):,}, but it contains frame {inside:,}: it was renamed"
         )
     return saved

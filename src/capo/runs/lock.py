@@ -33,8 +33,8 @@ class Lock:
         except OSError:
             os.close(descriptor)
             raise CapoError(
-                f"{folder}: another process is training in this folder, or another agent of this one has resumed "
-                "it; wait for it, stop it, or close the agent (agent.close())"
+                f"{folder}: another process is training in this folder, or another agent in this process "
+                "has resumed it; wait for it, stop it, or close the agent (agent.close())"
             ) from None
         self._descriptor = descriptor
         _held.add(self)

@@ -37,9 +37,9 @@ def read_config(path: Path) -> dict[str, Any]:
     """
     with read_errors(path):
         if not path.exists():
-            raise CapoError(f"{path}: there is no such folder; `capo train ENV --out {path}` starts a run")
+            raise CapoError(f"{path}: no such folder; to start a run: `capo train ENV --out {path}`")
         if not (path / CONFIG).exists():
-            raise CapoError(f"{path}: this is not the folder of a run (it has no {CONFIG})")
+            raise CapoError(f"{path}: not a run's folder (it has no {CONFIG})")
     try:
         config = read_json(path / CONFIG, CONFIG_LIMIT)
     except Unreadable as error:
@@ -85,12 +85,12 @@ def salvage_metrics(path: Path) -> tuple[Rows, list[str]]:
     try:
         text = read_bytes(path / METRICS, METRICS_LIMIT).decode(errors="replace")
     except Unreadable as error:
-        return [], [f"{error}: nothing to draw for this run"]
+        return [], [f"{error}, so there is nothing to draw for this run"]
     # Numbers need no quotation marks, so a line is split at its commas and damage to one leaves the others alone.
     lines = [line.rstrip("\r").split(",") for line in text.removesuffix("\n").split("\n")]
     header = lines[0]
     if missing := [name for name in schema.METRICS_COLUMNS if name not in header]:
-        return [], [f"has no column {', '.join(missing)}: nothing to draw for this run"]
+        return [], [f"has no column {', '.join(missing)}, so there is nothing to draw for this run"]
     rows, bad = [], []
     for number, cells in enumerate(lines[1:], 2):
         try:
@@ -103,7 +103,7 @@ def salvage_metrics(path: Path) -> tuple[Rows, list[str]]:
     if not bad:
         return rows, []
     where = f"line {bad[0]}" if len(bad) == 1 else f"{len(bad)} lines from line {bad[0]}"
-    return rows, [f"{where} cannot be read (cut short or damaged); the other {len(rows)} rows are usable"]
+    return rows, [f"{where} cannot be read (truncated or damaged); the other {len(rows)} rows are usable"]
 
 
 def _check_position(row: dict[str, float]) -> None:

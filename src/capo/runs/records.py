@@ -94,7 +94,7 @@ def read_run(path: Path) -> Record:
     rows, problems = salvage_metrics(path)
     record.note(METRICS, *problems)
     if not rows and not record.problems:
-        record.note(METRICS, "holds no rows yet: the run has only just started")
+        record.note(METRICS, "has no rows yet: the run has only just started")
     lost = config.get("diverged_seeds", {})
     _take_rows(record, rows, lost if isinstance(lost, dict) else {})
     _take_finals(record, curves(rows, RETURN))
@@ -163,7 +163,7 @@ def _take_rows(record: Record, rows: Sequence[Mapping[str, float]], diverged: Ma
             stop = f"stops at frame {last:,} of {record.frames:,}" if last else "has logged nothing"
             if str(seed) in diverged:
                 stop = str(diverged[str(seed)])
-            left_out = ": drawn as far as it goes, left out of the final table" if last else ""
+            left_out = "; drawn up to that frame and left out of the final table" if last else ""
             record.note("", f"seed {seed} {stop}{left_out}")
     seconds = [row.get("elapsed_seconds", math.nan) for row in rows]
     record.wall_seconds = max(filter(math.isfinite, seconds), default=None)
@@ -197,10 +197,12 @@ def _take_evaluation(record: Record, finished: Sequence[int]) -> bool:
     scores = dict(zip(found["seeds"], map(float, found["mean_by_seed"]), strict=True))
     lacking = [str(seed) for seed in finished if seed not in scores]
     if found["frames"] < (record.frames or 0):
-        record.note(EVALUATION, f"is of frame {found['frames']:,}, not of the finished run: not used")
+        record.note(
+            EVALUATION, f"is from frame {found['frames']:,}, not from the end of the run, so it is not used"
+        )
     elif lacking:
         advice = f"`capo evaluate {record.path}` evaluates every seed"
-        record.note(EVALUATION, f"lacks seed {', '.join(lacking)}: not used; {advice}")
+        record.note(EVALUATION, f"lacks seed {', '.join(lacking)}, so it is not used; {advice}")
     elif scores:
         record.finals = {seed: score for seed, score in scores.items() if math.isfinite(score)}
         record.scored_by, record.final_episodes = "final evaluation", found["episodes_per_seed"]
@@ -233,7 +235,7 @@ def read_result(file: Path) -> Record:
     try:
         return _result_record(file, content)
     except (ValueError, OverflowError) as error:  # a date that is none, curves of two lengths
-        raise Unreadable(f"has something in another shape ({error})") from None
+        raise Unreadable(f"has an unexpected structure ({error})") from None
 
 
 def _result_record(file: Path, content: Mapping[str, Any]) -> Record:

@@ -103,14 +103,14 @@ _COUNT, _COUNT_OR_ZERO = integer(1), integer(0)
 _BOOL: Rule = ("true or false", lambda value: _is(value, bool))
 _NUMBER: Rule = ("a number", _number)
 _FINITE: Rule = ("a finite number of at least 0", lambda value: _number(value) and 0 <= value < math.inf)
-_PLAIN: Rule = ("a number, text, true, false or null", _plain)
-_SETTINGS = object_of("an object of numbers, texts, true, false and null", {}, others=_PLAIN)
-_TEXTS = object_of("an object of texts", {}, others=_TEXT)
+_PLAIN: Rule = ("a number, a string, true, false or null", _plain)
+_SETTINGS = object_of("an object of numbers, strings, true, false and null", {}, others=_PLAIN)
+_TEXTS = object_of("an object of strings", {}, others=_TEXT)
 _SEED_KEY = re.compile(r"\d{1,10}", re.ASCII)
 _SEED: Rule = ("a seed", lambda value: _is(value, int) and 0 <= value < 2**31)
 _SEEDS = _distinct(list_of("a list of integers", _SEED, least=1, most=MAX_SEEDS))
 _BY_SEED: Rule = (
-    "an object of texts by seed",
+    "an object of strings by seed",
     lambda value: (
         isinstance(value, dict)
         and all(map(_SEED_KEY.fullmatch, value))
@@ -136,7 +136,7 @@ _ENVIRONMENT_FIELDS: Fields = {
     "observation_shape": list_of("a list of integers", _COUNT_OR_ZERO, most=8),
     "observation_dtype": _NAME,
     "jitted": _BOOL,
-    "observation_parts": list_of("a list of texts", _TEXT, most=1000),
+    "observation_parts": list_of("a list of strings", _TEXT, most=1000),
     "masked": _BOOL,
     "factors": list_of("a list of integers", _COUNT, most=10_000),
 }
@@ -214,7 +214,7 @@ CHECKPOINT_FIELDS: Fields = {
     "horizon_set": _BOOL,
     "predictions": ("an integer from 0 to 2**32 - 1", lambda value: _is(value, int) and 0 <= value < 2**32),
     "training": object_of(
-        f"an object with sound {', '.join(_TRAINING_FIELDS)}", _TRAINING_FIELDS, _TRAINING_FIELDS
+        f"an object with valid {', '.join(_TRAINING_FIELDS)}", _TRAINING_FIELDS, _TRAINING_FIELDS
     ),
     "logs": object_of("the lengths of logs", {}, others=_COUNT_OR_ZERO),
 }
@@ -281,7 +281,7 @@ RESULT_FIELDS: Fields = {
     "episodes": or_null(_COUNT),
     "final_episodes": or_null(_COUNT),
     "deterministic": or_null(_BOOL),
-    "protocol": object_of("an object of texts", {}, others=_LONG_TEXT),
+    "protocol": object_of("an object of strings", {}, others=_LONG_TEXT),
     "quick": _BOOL,
     "programs": list_of("a list of programs", _PROGRAM, least=1),
     "seeds": list_of("a list of seeds with their curves and returns", _RESULT_SEED),
@@ -340,14 +340,12 @@ def check_checkpoint(path: Path, content: Any) -> None:
     check(path, content, CHECKPOINT_FIELDS, CHECKPOINT_REQUIRED)
     seeds, parts = content["seeds"], content["training"]["parts"]
     if [seed for part in parts for seed in part["seeds"]] != seeds:
-        raise CapoError(f"{path}: its groups of seeds are not those of its list of seeds, {shown(seeds)}")
+        raise CapoError(f"{path}: its groups of seeds do not match its list of seeds, {shown(seeds)}")
     if any(part["iteration"] and not part["started"] and not part.get("diverged") for part in parts):
         raise CapoError(f"{path}: a group of seeds has iterations but no state")
     for name in content.get("logs", {}):
         if not is_log(name, seeds):
-            raise CapoError(
-                f"{path}: {shown(name)} is not a log of this run: allowed are {METRICS} and its events"
-            )
+            raise CapoError(f"{path}: {shown(name)} is not a log of this run: only {METRICS} and its events are")
 
 
 def check_same_run(path: Path, config: Mapping[str, Any], content: Mapping[str, Any]) -> None:
@@ -359,7 +357,7 @@ def check_same_run(path: Path, config: Mapping[str, Any], content: Mapping[str, 
     for name in ("algorithm", "env", "seeds"):
         if config[name] != content[name]:
             raise CapoError(
-                f"{path}: is a checkpoint of another run: {name} {shown(content[name])}, but config.json has "
+                f"{path} is a checkpoint of another run: {name} {shown(content[name])}, but config.json has "
                 f"{name} {shown(config[name])}"
             )
 

@@ -27,10 +27,13 @@ def difference(content: Mapping[str, Any]) -> list[str]:
         return []
     version = content.get("versions", {}).get("capo-rl", "unknown")
     if found is None:
-        who = f"written by a version of capo ({version}) that did not number its results yet"
-        return [f"{who}; this version's have number {SEMANTICS} and may differ"]
-    who = f"written by capo {version}, whose results have number {found}; this version's have number {SEMANTICS}"
+        who = f"written by a version of capo ({version}) that did not yet number its results"
+        return [f"{who}; those of this version have number {SEMANTICS} and may differ"]
+    who = (
+        f"written by capo {version}, whose results have number {found}; those of this version have number "
+        f"{SEMANTICS}"
+    )
     if found > SEMANTICS:
-        return [f"{who}: the file is newer than this capo"]
+        return [f"{who}: the file is from a newer version of capo"]
     changed = "; ".join(f"{number}: {CHANGES[number]}" for number in range(found + 1, SEMANTICS + 1))
     return [f"{who} ({changed})"]

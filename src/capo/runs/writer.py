@@ -32,10 +32,10 @@ from capo.runs.reader import read_config
 def check_new(path: Path) -> None:
     """Raise a CapoError if a new run can't be started in ``path``; nothing is created."""
     if path.exists() and not path.is_dir():
-        raise CapoError(f"{path}: this is a file; give a folder for the run")
+        raise CapoError(f"{path} is a file; give a folder for the run")
     if any((path / name).exists() for name in (CONFIG, METRICS, CHECKPOINTS)):
         raise CapoError(
-            f"{path}: already holds a run; continue it with `capo resume {path}`, or give another --out"
+            f"{path}: already contains a run; continue it with `capo resume {path}`, or give another --out"
         )
     existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     if not existing.is_dir():
@@ -200,7 +200,7 @@ class RunWriter:
         descriptor = open_regular(path, flags)
         if os.fstat(descriptor).st_nlink > 1:
             os.close(descriptor)
-            raise OSError(errno.EMLINK, "it has a second name (a hard link); put a copy in its place")
+            raise OSError(errno.EMLINK, "it has a second name (a hard link); replace it with a copy")
         return descriptor
 
     def _append(self, name: str) -> io.BufferedWriter:

@@ -59,9 +59,7 @@ def choose(on: str, workers: int | None = None, shared_disk: bool | None = None)
         from capo.sweeps import ray
 
         return ray.RayEngine(on, workers, shared_disk)
-    raise CapoError(
-        f"on={on!r}: allowed are local, auto (this machine's Ray cluster), ray://HOST:PORT and HOST:PORT"
-    )
+    raise CapoError(f"on={on!r} must be local, auto (this machine's Ray cluster), ray://HOST:PORT or HOST:PORT")
 
 
 class _Collector(Watcher):

@@ -127,8 +127,8 @@ class Job:
             differ = self.differences(read_config(folder))
             if differ:
                 raise CapoError(
-                    f"{folder}: holds a run with other settings ({'; '.join(differ)}); a default may have changed "
-                    "with a new version of capo: give another --out, or remove the folder"
+                    f"{folder}: contains a run with other settings ({'; '.join(differ)}); a default may "
+                    "have changed with a new version of capo: give another --out, or remove the folder"
                 )
 
     def done(self, folder: Path) -> bool:

@@ -28,7 +28,7 @@ class Plan:
 
     Attributes:
         jobs: all of them.
-        done: the ids of those that are finished already.
+        done: the ids of those that are already finished.
         sizes: bytes of the state of each job, by id; jobs whose size is unknown are not in it.
     """
 
@@ -48,7 +48,7 @@ class Plan:
         spec, missing = self.spec, self.missing
         frames = sum(job.whole_frames * len(job.seeds) for job in missing)
         lines = [
-            f"{len(self.jobs)} jobs, {len(self.jobs) - len(missing)} finished already; "
+            f"{len(self.jobs)} jobs, {len(self.jobs) - len(missing)} already finished; "
             f"{frames:,} frames to train over all seeds"
         ]
         common = {key: value for key, value in self.jobs[0].settings.items() if key not in varied(self.jobs)}
@@ -143,7 +143,7 @@ def _check_memory(plan: Plan, workers: int) -> None:
     if largest and free is not None and together > 0.8 * free:
         title = next(job.title for job in plan.jobs if job.id == largest[-1][1])
         raise CapoError(
-            f"the largest {len(largest)} jobs need {together / 1e6:,.0f} MB at a time, but {free / 1e6:,.0f} MB "
+            f"the largest {len(largest)} jobs need {together / 1e6:,.0f} MB together, but {free / 1e6:,.0f} MB "
             f"are free; the largest is {title} ({largest[-1][0] / 1e6:,.0f} MB): use fewer --workers, fewer "
             "seeds_per_job, or a smaller replay"
         )

@@ -165,7 +165,9 @@ def _other_versions(theirs: dict[str, str]) -> str:
         if ours.get(name) != theirs.get(name)
     ]
     return (
-        f"{here()} has other versions ({', '.join(differ)}): install the same on every machine" if differ else ""
+        f"{here()} has different versions ({', '.join(differ)}): install the same on every machine"
+        if differ
+        else ""
     )
 
 

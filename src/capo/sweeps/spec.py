@@ -107,7 +107,7 @@ class Spec:
         axes += [len(one) for group in self.zipped for one in list(group.values())[:1] if isinstance(one, list)]
         most = len(self.environments) * len(kinds) * math.prod(axes) * len(self._groups(False))
         if most > MAX_JOBS:
-            raise CapoError(f"the sweep has up to {most:,} jobs; at most {MAX_JOBS:,} are planned at once")
+            raise CapoError(f"the sweep has up to {most:,} jobs; at most {MAX_JOBS:,} can be planned at once")
 
     def _job(self, env: str, algorithm: str, preset: str, settings: Values, seeds: tuple[int, ...]) -> Job:
         job = Job(
@@ -196,7 +196,7 @@ class Spec:
         try:
             entries = tomllib.loads(text)
         except (ValueError, RecursionError) as error:  # ValueError: also dates and numbers beyond Python's
-            raise CapoError(f"{where}: is not valid TOML: {error}") from None
+            raise CapoError(f"{where} is not valid TOML: {error}") from None
         return cls.from_dict(entries, where)
 
     def to_toml(self) -> str:
@@ -224,7 +224,7 @@ class Spec:
 def read_text(path: Path) -> str:
     """A specification's text."""
     if not path.exists():
-        raise CapoError(f"{path}: there is no such file; `capo sweep SPEC.toml --out DIR` reads one")
+        raise CapoError(f"{path}: no such file; give a specification: `capo sweep SPEC.toml --out DIR`")
     try:
         return read_bytes(path, MAX_BYTES, follow=True).decode()
     except (Unreadable, UnicodeDecodeError) as error:
@@ -255,7 +255,9 @@ def _check_resources(cpus: Any, gpus: Any) -> None:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e6:
             raise CapoError(f"{name}={value!r} must be a number of at least 0, such as 2 or 0.5")
         if value > 1 and value != int(value):
-            raise CapoError(f"{name}={value!r} must be whole if it is above 1: Ray shares one device, not two")
+            raise CapoError(
+                f"{name}={value!r} must be an integer if it is above 1: Ray can share one device, not several"
+            )
 
 
 def _toml(value: Any) -> str:

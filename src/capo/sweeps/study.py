@@ -49,7 +49,7 @@ class Study:
                 storage=f"sqlite:///{path.absolute()}", study_name=NAME, direction="maximize", load_if_exists=True
             )
         except Exception as error:  # SQLAlchemy's, which says what is wrong with the file
-            raise CapoError(f"{path}: is not the study of a tuning ({str(error).splitlines()[0]})") from None
+            raise CapoError(f"{path} is not the study of a tuning ({str(error).splitlines()[0]})") from None
         if not self._study.get_trials(deepcopy=False):
             self._study.enqueue_trial({_key(one): one.to_search(first[one.name]) for one in space.values()})
 
@@ -69,7 +69,7 @@ class Study:
         self._study.sampler = self._optuna.samplers.TPESampler(seed=seed, constant_liar=True)
         trial = self._study.ask(self._distributions)
         if trial.number != number:
-            raise CapoError(f"the study has {trial.number} trials where {number} were expected: it was changed")
+            raise CapoError(f"the study has {trial.number} trials where {number} were expected, so it was changed")
         return dict(trial.params)
 
     def tell(self, number: int, outcome: Outcome, stages: int) -> None:

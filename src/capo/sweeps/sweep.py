@@ -59,15 +59,16 @@ def sweep(
 ) -> SweepResult:
     """Train every combination of environments, algorithms, presets, settings and seeds; finish what is missing.
 
-    The same call again trains only what is not done. A changed specification adds jobs to those that are there.
+    Repeating the call trains only what is missing. A changed specification adds jobs to the existing ones.
 
     Args:
         spec: a TOML file, or a dictionary with its entries. None: the entries are given as arguments.
         out: the sweep's folder.
         on: ``local`` (processes on this machine), ``auto`` (the Ray cluster that this machine belongs to),
             ``ray://HOST:PORT`` or ``HOST:PORT``.
-        workers: the most jobs at a time. None: one per GPU of this machine, or one; on Ray as many as fit.
-        shared_disk: whether Ray's workers see ``out`` under the same name; None to find out.
+        workers: maximum number of jobs at a time. None: one per GPU of this machine, or one; on Ray as many as
+            fit.
+        shared_disk: whether Ray's workers see ``out`` under the same name; None to detect it.
         progress: show the plan and what is running, on standard error.
         trust: whether a file may name environments as ``module:id``, which imports the module.
         **entries: of the specification, see :class:`capo.sweeps.spec.Spec`: ``environments``, ``frames``,
@@ -78,7 +79,7 @@ def sweep(
 
     Raises:
         CapoError: if anything about the plan is wrong; nothing has been started then.
-        KeyboardInterrupt: after SIGINT or SIGTERM; the same call continues.
+        KeyboardInterrupt: after SIGINT or SIGTERM; repeat the call to continue.
     """
     text = _text(spec, entries)
     planned = make_plan(text, out, on, workers, trust or spec is None or isinstance(spec, Mapping))
@@ -92,7 +93,7 @@ def _text(spec: str | Path | Mapping[str, Any] | None, entries: Mapping[str, Any
     if spec is None or isinstance(spec, Mapping):
         return Spec.from_dict({**(spec or {}), **entries}).to_toml()
     if entries:
-        raise CapoError(f"{next(iter(entries))} is given beside the file {spec}: write it into the file")
+        raise CapoError(f"{next(iter(entries))} is given alongside the file {spec}: write it into the file")
     return read_text(as_path("sweep", spec))
 
 
@@ -105,7 +106,7 @@ def make_plan(text: str, out: str | Path, on: str, workers: int | None, trust: b
     """
     folder = SweepFolder(as_path("out", out))
     if folder.path.exists() and not folder.path.is_dir():
-        raise CapoError(f"{folder.path}: is a file; give a folder for the sweep")
+        raise CapoError(f"{folder.path} is a file; give a folder for the sweep")
     at_a_time = max(1, len(gpus())) if workers is None else whole("workers", workers)
     choose(on, workers)  # refuses an engine that does not exist
     share_device()  # before jax is used here: the jobs need its memory

@@ -71,29 +71,29 @@ def tune(
     gpus: float = 0.0,
     progress_bar: bool = False,
 ) -> Tuning:
-    """Search good settings; the same call again finishes what is missing, or adds trials if there are more.
+    """Search for good settings. Repeating the call runs what is missing, or adds trials if ``trials`` is larger.
 
     Args:
         env: the environment's name; on this machine also an object of capo's own (jitted) protocol.
         algorithm: its name, such as ``"ncapo"``.
-        frames: environment steps of a whole training, per seed; most trials are stopped before.
+        frames: environment steps of a full training run, per seed; most trials are stopped earlier.
         out: the tuning's folder.
-        trials: how many settings to try, over all calls.
-        preset: the settings to start from, by name or as a file; the first trial has them as they are.
+        trials: how many settings to try, including those of earlier calls.
+        preset: the settings to start from, by name or as a file; the first trial uses them unchanged.
         settings: settings that replace the preset's, in all trials.
-        space: what to search: a file, or a dictionary with a table per setting. None: what the settings of the
-            algorithm say (see the settings reference).
-        seeds: each trial is trained with so many seeds, or with those listed; its score is their mean.
-        seed: of the proposals, and the first of the seeds if they are a number.
-        fresh_seeds: how many other seeds the best settings and the preset are trained with in the end; 0 for none.
+        space: what to search: a file, or a dictionary with a table per setting. None: the ranges that the
+            algorithm's settings define (see the settings reference).
+        seeds: each trial is trained with this many seeds, or with the ones listed; its score is their mean.
+        seed: of the search, and the first training seed if ``seeds`` is a number.
+        fresh_seeds: how many fresh seeds to retrain the best settings and the preset with at the end; 0 for none.
         episodes: per seed and score.
-        halvings: how often the worse half of a batch is stopped: after 1/4 and 1/2 of the frames if twice.
-        together: trials of a batch. On a jitted environment they are one program.
+        halvings: how many times the worse half of a batch is stopped; 2: after 1/4 and 1/2 of the frames.
+        together: trials per batch. On a jitted environment they run as one program.
         workers: batches at a time, each in a process of its own or on a worker of the cluster.
         on: where: ``local``, or a Ray cluster (``auto``, ``ray://HOST:PORT``).
-        cpus: of a batch, on a Ray cluster.
+        cpus: per batch, on a Ray cluster.
         gpus: the same; a fraction shares a GPU.
-        progress_bar: say on standard error how it goes.
+        progress_bar: show progress on standard error.
 
     Returns:
         What was found; :attr:`Tuning.preset` is a file for ``preset=`` and ``capo train --preset``.
@@ -141,11 +141,11 @@ def _check_folder(folder: Path, plan: Plan) -> None:
         for name, value in now.items():
             if asked.get(name) != value:
                 raise CapoError(
-                    f"{folder}: was started with {name}={asked.get(name)!r}, not {value!r}: a tuning can only get "
-                    "more trials; give another folder"
+                    f"{folder} was started with {name}={asked.get(name)!r}, not {value!r}: a tuning can "
+                    "only be given more trials; choose another folder"
                 )
     elif folder.is_dir() and any(folder.iterdir()):
-        raise CapoError(f"{folder}: is not empty and not the folder of a tuning; give another one")
+        raise CapoError(f"{folder} is not empty and not the folder of a tuning; choose another one")
 
 
 class Runner:
@@ -202,7 +202,7 @@ class Teller(Watcher):
         self._say(f"batch {name}: started on {where}")
 
     def lost(self, name: str, why: str) -> None:
-        self._say(f"batch {name}: {why}; it is started again")
+        self._say(f"batch {name}: {why}; restarting it")
 
     def ended(self, outcome: Ended) -> None:
         self._say(f"batch {outcome.name}: {outcome.error or 'done'} after {outcome.seconds:.0f} s")
@@ -225,7 +225,7 @@ def _tune(folder: Path, plan: Plan, runner: Runner, say: Say) -> Tuning:
     if plan.fresh_seeds:
         place = folder / FRESH / f"{best.number:05d}"
         if read_outcomes(place) is None:
-            say(f"training it and the preset again, with fresh {in_words(plan.fresh_seeds)}")
+            say(f"retraining it and the preset with fresh {in_words(plan.fresh_seeds)}")
         ((tuned, usual),) = runner.run([(plan.fresh_batch(best.settings), place)], say)
         fresh = {"tuned": _scores(tuned, plan), "preset": _scores(usual, plan)}
     first = {one.number: one.outcome.scores[0] for one in tuning.trials if one.outcome and one.outcome.scores}
@@ -256,7 +256,7 @@ def _best(tuning: Tuning) -> Trial:
     complete = [one for one in tuning.trials if one.state(len(tuning.stages)) == "complete"]
     if not complete:
         raise CapoError(
-            f"{tuning.folder}: every trial diverged; search smaller learning rates: give a space of your own"
+            f"{tuning.folder}: every trial diverged; search smaller learning rates with a space of your own"
         )
     return max(complete, key=lambda one: (one.score or 0.0, -one.number))
 

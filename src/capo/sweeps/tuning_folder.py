@@ -133,7 +133,7 @@ def read_tuning(folder: Path) -> Tuning:
 def read_asked(folder: Path) -> dict[str, Any]:
     """tuning.json, checked for what others rely on."""
     if not is_tuning(folder):
-        raise CapoError(f"{folder}: is not the folder of a tuning: it has no {TUNING}")
+        raise CapoError(f"{folder} is not the folder of a tuning: it has no {TUNING}")
     asked = _read(folder / TUNING)
     wanted: dict[str, type] = {
         "format": int,

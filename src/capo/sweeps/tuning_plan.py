@@ -108,7 +108,7 @@ def make_plan(
     made = envs.make(env)
     jitted = envs.is_jitted(made)
     if not isinstance(env, str) and not jitted:
-        raise CapoError("give an environment of the host by its id: each trial starts with its own")
+        raise CapoError("give a host environment by its id: each trial needs its own copy")
     fixed = dict(settings)
     if is_preset_file(preset):
         found = read_preset(preset, algorithm, kind)
@@ -152,7 +152,7 @@ def _space(given: Any, kind: type[CommonSettings], fixed: Mapping[str, Any]) -> 
     if both:
         raise CapoError(f"{both[0]} is both set and searched: leave it out of the settings or of the space")
     if not space:
-        raise CapoError("there is nothing to search: the algorithm's settings name no ranges; give a space")
+        raise CapoError("there is nothing to search: the algorithm's settings define no ranges; give a space")
     return space
 
 

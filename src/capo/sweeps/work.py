@@ -147,7 +147,7 @@ class Losses:
         self._seen[work.name] = (newest, count)
         if count < MAX_LOSSES:
             return ""
-        return f"its worker was lost {count} times without getting further, the last time because {why}"
+        return f"its worker was lost {count} times without making progress, most recently because {why}"
 
 
 def share_device() -> None:

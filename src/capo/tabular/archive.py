@@ -58,7 +58,7 @@ def read_arrays(path: Path, wanted: Wanted | None = None, limit: int | None = No
                 rule: Rule = ("biuf", None) if wanted is None else wanted[name]
                 total += _check_member(path, archive, members[name], name, rule)
             if total > limit:
-                gigabytes = f"{total / 2**30:.3g} GB of arrays, and at most {limit / 2**30:.3g} GB are read"
+                gigabytes = f"{total / 2**30:.3g} GB of arrays; at most {limit / 2**30:.3g} GB are allowed"
                 raise CapoError(f"{path} holds {gigabytes}")
             arrays = {}
             for name in names:
@@ -81,7 +81,7 @@ def _check_member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, n
     with archive.open(info) as file:
         found, dtype, header = _header(file)
     if dtype.hasobject or dtype.kind not in kinds:
-        raise CapoError(f"{path} is damaged: array {name} has type {dtype}, which is not allowed there")
+        raise CapoError(f"{path} is damaged: array {name} has type {dtype}, which is not allowed here")
     if shape is not None and found != shape:
         raise CapoError(f"{path}: array {name} has shape {found}, it must be {shape}")
     size = math.prod(found) * dtype.itemsize
@@ -119,7 +119,9 @@ def read_manifest(path: Path, encoded: npt.NDArray[Any], formats: tuple[str, ...
         raise CapoError(f"{path} is damaged: its manifest {error}") from error
     if not isinstance(manifest, dict) or manifest.get("format") not in formats:
         given = manifest.get("format") if isinstance(manifest, dict) else None
-        raise CapoError(f"{path} has format {given!r}; this version reads {' and '.join(map(repr, formats))}")
+        raise CapoError(
+            f"{path} has format {given!r}; this version of capo reads {' and '.join(map(repr, formats))}"
+        )
     return manifest
 
 

@@ -1,5 +1,5 @@
-"""What CAPO is compared with: policy gradient, natural policy gradient, policy iteration (also modified), value
-iteration.
+"""The methods CAPO is compared with: policy gradient, natural policy gradient, policy iteration (also modified),
+value iteration.
 
 All are exact and return a :class:`capo.Result`, except :func:`stochastic_npg`, which samples the arms of a bandit
 with many seeds and returns a :class:`~capo.tabular.record.ManyResult`. Gap bounds are max A+ / (1 - gamma) of the
@@ -327,8 +327,8 @@ class _Ascent:
         attainable = self.resolution / (1 - self.mdp.gamma)
         if self.tol is not None and self.tol < attainable * (1 - 1e-9):
             raise CapoError(
-                f"tol={self.tol!r} cannot be certified: because of rounding, the gap of this MDP is only known to "
-                f"within {attainable:.3g}; ask for tol >= {rounded_up(attainable)}"
+                f"tol={self.tol!r} cannot be certified: because of rounding, the gap of this MDP is only "
+                f"known to within {attainable:.3g}; set tol >= {rounded_up(attainable)}"
             )
         if self.tol is None and self.iterations is None and self.default_tol:
             self.tol = max(DEFAULT_TOL, attainable)

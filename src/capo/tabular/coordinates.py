@@ -205,7 +205,7 @@ class _WalkRule(_Rule):
     def check(self, mdp: MDP) -> None:
         if not (self._origin(mdp) > 0)[~mdp.terminal].any():
             raise CapoError(
-                "walks would start in terminal states only: give a restart distribution over other states"
+                "walks would start only in terminal states: give a restart distribution over other states"
             )
         if self.horizon is not None:
             whole("horizon", self.horizon)
@@ -367,7 +367,7 @@ def check_pairs(given: Any, mdp: MDP, what: str) -> Ints:
 
 def _choices(mdp: MDP, state: int) -> str:
     """The actions of a state, for a message."""
-    return f"allowed are {', '.join(map(str, np.flatnonzero(mdp.allowed[state])))}"
+    return f"allowed: {', '.join(map(str, np.flatnonzero(mdp.allowed[state])))}"
 
 
 def _refuse_barred(weights: Floats, mdp: MDP, what: str) -> None:

@@ -261,7 +261,7 @@ def _check_tolerances(
         other = " or critic='direct'" if by_signs else ""
         raise CapoError(
             f"tol={tol:g} cannot be certified: advantages up to sign_tol={sign_tol:.3g} count as 0, so the gap is "
-            f"only known to within {attainable:.3g}; ask for tol >= {rounded_up(attainable)}, "
+            f"only known to within {attainable:.3g}; set tol >= {rounded_up(attainable)}, "
             f"or give a smaller sign_tol{other}"
         )
     return asked, sign_tol
@@ -474,7 +474,7 @@ def solve_many(
         options["policy"] = options.pop("behaviour")
     chosen = make_rule(rule, **options)
     if isinstance(chosen, Batch | FromIterable):
-        raise CapoError(f"rule {chosen.name!r} has no random numbers: solve_many needs a rule that draws its own")
+        raise CapoError(f"rule {chosen.name!r} uses no random numbers: solve_many needs a rule that does")
     step = make_stepsize(stepsize, mdp, allow_violation, **step_options)
     problem = prepare(mdp, chosen, step, iterations, init=init, theta=theta, sign_tol=sign_tol)
     which = checked_seeds(seeds)

@@ -49,7 +49,7 @@ def _asked(actions: Callable[[Ints], Any], first: int, end: int, n_actions: int)
     mask = np.asarray(actions(np.arange(first, end)))
     if mask.dtype != np.bool_ or mask.shape != (end - first, n_actions):
         raise CapoError(
-            f"actions(states) gave shape {mask.shape} and type {mask.dtype} for {end - first} states; "
+            f"actions(states) returned shape {mask.shape} and type {mask.dtype} for {end - first} states; "
             f"it must be a mask of booleans, shape {(end - first, n_actions)}"
         )
     return mask

@@ -67,7 +67,7 @@ class MDP:
         gamma: discount in (0, 1); or 1, for MDPs over a finite number of steps (see :meth:`unroll`).
         start: (S,) start distribution rho; uniform by default.
         terminal: states (indices or an (S,) mask) where an episode ends. They become absorbing with reward 0,
-            whatever their rows say. States that are already absorbing with reward 0 are found automatically.
+            whatever their rows contain. States that are already absorbing with reward 0 are found automatically.
         actions: which actions each state has: an (S, A) mask, or a list of pairs (state, action); all of them by
             default. Transitions and rewards of other pairs are ignored, whatever they are. Every state needs at
             least one action, except for terminal ones.
@@ -178,7 +178,7 @@ class MDP:
 
     @property
     def n_pairs(self) -> int:
-        """How many pairs (state, action) are allowed."""
+        """The number of allowed pairs (state, action)."""
         return self.n_states * self.n_actions if self.actions is None else int(self.actions.sum())
 
     @cached_property
@@ -195,7 +195,7 @@ class MDP:
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """The least and the greatest reward of the allowed pairs."""
+        """The smallest and the largest reward of the allowed pairs."""
         if self.actions is None:
             return float(self.reward.min()), float(self.reward.max())
         return float(self.masked(self.reward, np.inf).min()), float(self.masked(self.reward).max())
@@ -213,7 +213,7 @@ class MDP:
         return weights @ self._rows
 
     def policy_values(self, policy: Floats) -> Floats:
-        """V_pi (S,), by one direct solve: the plain evaluation that the fast ones are checked against."""
+        """V_pi (S,), by one direct solve: the plain evaluation against which the fast ones are checked."""
         require_discounted(self)
         matrix = self.policy_transition(policy)
         reward = (policy * self.reward).sum(axis=1)
@@ -266,7 +266,7 @@ class MDP:
     def with_reward(self, reward: Any) -> MDP:
         """The same transitions with other rewards: (S, A), (S, A, S) or sparse (S*A, S).
 
-        The states that were named as terminal keep reward 0.
+        The states that were given as terminal keep reward 0.
         """
         changed = self._copy(reward_map=RewardMap())
         changed._set_reward(reward)
@@ -323,9 +323,9 @@ class MDP:
     def from_gymnasium(cls, env: Any, gamma: float, **make_options: Any) -> MDP:
         """The MDP of a Gymnasium toy-text environment: an id such as ``"FrozenLake-v1"``, or an environment.
 
-        A transition flagged as terminated is worth its reward and nothing after it. The states that such
-        transitions lead to become terminal. If one of them can also be reached in mid-episode, an extra absorbing
-        state takes the endings instead.
+        A transition flagged as terminated earns its reward and nothing after it. The states that such
+        transitions lead to become terminal. If one of them can also be reached in mid-episode, those transitions
+        lead to an extra absorbing state instead.
         """
         transition, reward, start, terminal, name = gymnasium_table.read(env, make_options)
         return cls(transition, reward, gamma, start, terminal=terminal, name=name)
@@ -403,14 +403,14 @@ class MDP:
         block: int | None = None,
         name: str = "",
     ) -> MDP:
-        """A sparse MDP from a function that is asked about many pairs at once.
+        """A sparse MDP from a function that is called with many pairs at once.
 
         Args:
             n_states, n_actions: S and A.
             step: called with states (n,) and actions (n,); returns next states, probabilities and rewards, each
                 (n,) or (n, K) for K successors (a single number stands for all). Successors may repeat, and may
-                have probability 0; rewards are averaged over the successors. Not asked about terminal states and
-                about actions that are not allowed.
+                have probability 0; rewards are averaged over the successors. It is not called for terminal states
+                or for actions that are not allowed.
             gamma: discount.
             start: (S,) start distribution.
             terminal: as for :class:`MDP`.
@@ -487,5 +487,5 @@ def require_discounted(mdp: MDP) -> None:
     if mdp.gamma == 1:
         raise CapoError(
             "gamma=1 needs a finite number of steps: capo.solve(mdp, horizon=H) or --horizon H with rule cyclic, "
-            "randomized or batch, or mdp.unroll(H), which everything takes"
+            "randomized or batch, or mdp.unroll(H), which works with everything"
         )

@@ -260,7 +260,7 @@ def terminal_mask(terminal: Any, n_states: int) -> Bools | None:
     if given.size and not np.issubdtype(given.dtype, np.integer):
         raise CapoError(f"terminal={terminal!r} must be state indices or an ({n_states},) mask")
     if given.size and (given.min() < 0 or given.max() >= n_states):
-        raise CapoError(f"terminal={terminal!r} names states outside 0..{n_states - 1}")
+        raise CapoError(f"terminal={terminal!r} contains states outside 0..{n_states - 1}")
     if len(np.unique(given)) != given.size:
         raise CapoError(f"terminal={terminal!r} repeats states: give each index once, or a mask of booleans")
     mask = np.zeros(n_states, bool)

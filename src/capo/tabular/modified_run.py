@@ -210,8 +210,8 @@ def _check_device(device: str, mdp: MDP, sharp: bool, sweeps: str) -> str:
     if device == "gpu":
         if not sharp or sweeps == "gauss-seidel":
             raise CapoError(
-                "device='gpu' makes Jacobi sweeps with the largest steps: use rule='cyclic' without stepsize "
-                "options, init, theta or sweeps='gauss-seidel', or device='cpu'"
+                "device='gpu' supports only Jacobi sweeps with the largest steps: use rule='cyclic' "
+                "without stepsize options, init, theta or sweeps='gauss-seidel', or device='cpu'"
             )
         return "gpu"
     driver = Path("/proc/driver/nvidia/version")

@@ -114,7 +114,7 @@ class Verification:
 def prove(
     mdp: MDP, policy: Any, values: Any, covered: Bools | None = None, *, algorithm: str = "a given policy"
 ) -> Proof:
-    """Prove bounds on V_pi, V* and their difference that hold in spite of rounding.
+    """Prove bounds on V_pi, V* and their difference that hold despite rounding.
 
     Args:
         mdp: the MDP.
@@ -157,14 +157,14 @@ def prove(
 
 
 def verify(path: str | Path, mdp: MDP) -> Verification:
-    """Check a proof file against an MDP: is it about this MDP, and do its policy and v prove what it claims?
+    """Check a proof file against an MDP: is it for this MDP, and do its policy and v prove its claims?
 
     Args:
         path: written by :meth:`capo.Result.save` or :meth:`Proof.save`.
-        mdp: the MDP that the proof should be about.
+        mdp: the MDP that the proof should be for.
 
     Raises:
-        CapoError: if the file is damaged, is not a proof, or is about another MDP.
+        CapoError: if the file is damaged, is not a proof, or is for another MDP.
 
     >>> import capo
     >>> mdp = capo.mdps.chain(5)
@@ -183,7 +183,7 @@ def verify(path: str | Path, mdp: MDP) -> Verification:
         ("gap_bound", proof.gap_bound, gap_bound, proof.gap_bound >= gap_bound),
     ):
         if not held:
-            problem = f"{name} is claimed to be {claimed!r}, and only {found!r} can be proved"
+            problem = f"{name} is claimed to be {claimed!r}, but only {found!r} can be proved"
     return Verification(not problem, proof, lower, upper, gap_bound, problem)
 
 
@@ -217,7 +217,7 @@ def _read(path: Path, mdp: MDP) -> Proof:
     if not policy.dtype == values.dtype == np.float64:
         raise CapoError(f"{path}: policy and values must be float64, not {policy.dtype} and {values.dtype}")
     if said != _checksum(manifest, policy, values, covered):
-        raise CapoError(f"{path} was changed: its checksum does not match its content")
+        raise CapoError(f"{path} was changed: its checksum does not match its contents")
     total = policy.sum(axis=1)
     if not (np.isfinite(values).all() and (policy >= 0).all() and ((total > 0.5) & (total < 2)).all()):
         raise CapoError(f"{path}: values that are not finite, or a policy that is not a distribution")
@@ -237,13 +237,13 @@ def _check_mdp(path: Path, manifest: dict[str, Any], mdp: MDP) -> None:
     size = (manifest["states"], manifest["actions"])
     if size != (mdp.n_states, mdp.n_actions):
         raise CapoError(
-            f"{path} is about another MDP: {size[0]} states x {size[1]} actions, and this one has "
+            f"{path} is for another MDP: {size[0]} states x {size[1]} actions, but this one has "
             f"{mdp.n_states} x {mdp.n_actions}"
         )
     if manifest["gamma"] != mdp.gamma:
-        raise CapoError(f"{path} is about gamma {manifest['gamma']!r}, and this MDP has {mdp.gamma!r}")
+        raise CapoError(f"{path} is for gamma {manifest['gamma']!r}, but this MDP has {mdp.gamma!r}")
     if manifest["mdp"] != digest(mdp):
-        raise CapoError(f"{path} is about another MDP: transitions, rewards or action sets differ from this one's")
+        raise CapoError(f"{path} is for another MDP: transitions, rewards or action sets differ from this one's")
 
 
 # --- digests ----------------------------------------------------------------------------------------------------
@@ -293,7 +293,9 @@ def _residuals(mdp: MDP, policy: Floats, values: Floats, covered: Bools, room: f
         rows.indptr, rows.indices, rows.data, mdp.reward, mdp.gamma, mdp.allowed, policy, values, covered, room
     )
     if left >= 0:
-        raise CapoError(f"the covered states can be left: state {left} is covered, and a successor of it is not")
+        raise CapoError(
+            f"the covered states can be left: state {left} is covered, but one of its successors is not"
+        )
     if barred >= 0:
         raise CapoError(f"the policy takes an action that is not allowed in state {barred}")
     if not (math.isfinite(low) and math.isfinite(high)):

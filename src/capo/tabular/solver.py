@@ -40,7 +40,7 @@ class Result(RunRecord):
         converged: whether the certified gap reached the tolerance asked for.
         gap_bound: V*(s) - V(s) is at most this at every state in ``covered``; computed without knowing V*.
         covered: (S,) the states that the bound holds for: all, or those that a walk can reach.
-        tol: the gap that the run was to reach; None if it was to make a number of iterations.
+        tol: the gap that the run should reach; None if it should run a number of iterations.
         counts: (S, A) visits of every pair; None for baselines, which have no coordinates, and for the k-step
             critic, whose rounds are cycles.
         history: arrays ``iteration``, ``value`` (at the start distribution), ``gap_bound``, ``seconds``.
@@ -49,15 +49,16 @@ class Result(RunRecord):
         rule, stepsize, critic: the coordinate rule, the step size and the critic (``direct`` or ``signs`` for
             rule ``batch``, ``k-step`` for modified CAPO); None for baselines.
         baseline: which baseline it was; None for CAPO.
-        trace: the first updates one by one; None for baselines and where they would not fit in memory.
+        trace: the first updates one by one; None for baselines and if they would not fit in memory.
         rounds: the first rounds of modified CAPO one by one, if they fit in memory.
-        refactorisations: how often the critic had to start afresh because of rounding.
+        refactorisations: how often the critic had to start over because of rounding.
         horizon: H of a run over a finite horizon, whose ``mdp`` is the unrolled one; otherwise None.
-        undiscounted: whether that was without a discount; ``values`` are then scaled as :meth:`MDP.unroll` says.
+        undiscounted: whether that was without a discount; ``values`` are then scaled as described in
+            :meth:`MDP.unroll`.
     """
 
     def certificate(self, mu: Any = None, seeds: int = 100, max_steps: int = 2000) -> Certificate:
-        """Check the paper's statements along this run; see :func:`capo.theory.certify`."""
+        """Check the paper's statements on this run; see :func:`capo.theory.certify`."""
         return certify(self, mu=mu, seeds=seeds, max_steps=max_steps)
 
     def _by_step(self, per_state: Floats) -> Floats:
@@ -72,7 +73,7 @@ class Result(RunRecord):
 
     @property
     def values_by_step(self) -> Floats:
-        """(H, S) V of each step of a run over a finite horizon: what the steps that are left are worth."""
+        """(H, S) V of each step of a run over a finite horizon: the value of the remaining steps."""
         values = self._by_step(self.values)
         if not self.undiscounted:
             return values
@@ -110,7 +111,7 @@ class Result(RunRecord):
         return text + (f"; {never} pairs never visited (Condition 1 requires infinitely many)" if never else "")
 
     def proof(self) -> Proof:
-        """Bounds on V* - V that hold in floating point, with what proves them; see :func:`capo.verify`."""
+        """Bounds on V* - V that hold in floating point, with a proof; see :func:`capo.verify`."""
         return self._proof
 
     @cached_property
@@ -205,9 +206,10 @@ def solve(
         rule: ``cyclic``, ``randomized``, ``batch``, ``on-policy``, ``behaviour``, a rule object from
             :mod:`capo.tabular.coordinates`, or an iterable of pairs (s, a) or of lists of pairs.
         stepsize: ``log``, ``fixed``, ``clipped``, ``on-policy``, or a :class:`capo.StepSize`.
-        iterations: the most iterations; exactly this many if ``tol`` is not given.
+        iterations: the maximum number of iterations; exactly this many if ``tol`` is not given.
         tol: stop when V* - V is certified to be at most this at every covered state. If ``tol``, ``iterations``
-            and ``cycles`` are all missing it is 1e-8, or what the sign tolerance allows if that is coarser.
+            and ``cycles`` are all missing, it is 1e-8, or the tightest gap that the sign tolerance allows if that
+            is coarser.
         seed: for the rule's random numbers.
         cycles: ``iterations`` in units of the rule's cycle.
         order: order of the cyclic rule.
@@ -229,10 +231,10 @@ def solve(
             (LU) or ``signs`` (iteratively, only as far as the signs need), by size. ``k-step``: modified CAPO, for
             large MDPs, with rule ``cyclic``, ``batch`` or an iterable of lists of pairs. ``auto``: ``k-step`` for
             sparse MDPs of 5000 states or more if neither ``iterations`` nor ``cycles`` is given, else ``exact``.
-            ``result.critic`` says which.
+            ``result.critic`` tells which.
         k: k-step critic: sweeps per round; by default as many as the residuals suggest.
         sweeps: k-step critic: kind of sweeps; by default chosen by how the residuals behave.
-        threads: k-step critic: how many; by default one per core for large MDPs.
+        threads: k-step critic: number of threads; by default one per core for large MDPs.
         device: k-step critic: ``gpu`` uses all GPUs that jax sees, ``auto`` the same for large MDPs.
         time_limit: seconds after which the run ends at the next entry of the history.
         record_every: iterations between entries of the history; by default every cycle at first, then sparser.
@@ -264,7 +266,7 @@ def solve(
     time_limit = None if time_limit is None else positive("time_limit", time_limit)
     if takes_k_steps(critic, mdp, chosen, step, counted=iterations is not None or cycles is not None):
         if cycles is not None:
-            raise CapoError("a round of the k-step critic is a cycle: give iterations instead of cycles")
+            raise CapoError("a round of the k-step critic is one cycle: give iterations instead of cycles")
         own_step = isinstance(stepsize, StepSize) or stepsize != "log" or multiple is not None
         modified = prepare_modified(
             mdp, chosen, step, own_step=own_step, iterations=iterations, tol=tol, init=init, theta=theta,
@@ -274,7 +276,7 @@ def solve(
     given = {"k": k, "threads": threads} | {"sweeps": sweeps, "device": device}
     wrong = [name for name, value in given.items() if value not in (None, "auto", "cpu")]
     if wrong:
-        raise CapoError(f"{', '.join(wrong)}: for critic='k-step' only, and this run uses the exact one")
+        raise CapoError(f"{', '.join(wrong)}: only for critic='k-step', but this run uses the exact critic")
     problem = prepare(mdp, chosen, step, iterations, tol, cycles, init, theta, mu, sign_tol, critic, record_every)
     recorder = Recorder(f"{chosen.name} CAPO", problem.limit, problem.tol, callback, progress, time_limit)
     runner = problem.runner(seed)

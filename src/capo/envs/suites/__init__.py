@@ -69,7 +69,9 @@ def names(suite: str) -> list[str]:
     try:
         found: list[str] = SUITES[suite].names()
     except ImportError as error:
-        raise CapoError(f"{suite} cannot be imported: {error}; install it with capo-rl[{suite}]") from error
+        raise CapoError(
+            f"{suite} cannot be imported: {error}; install it: pip install 'capo-rl[{suite}]'"
+        ) from error
     return found
 
 

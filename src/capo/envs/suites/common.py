@@ -175,4 +175,4 @@ def no_arguments(name: str, arguments: Mapping[str, Any], allowed: Any) -> None:
     """Raise if there are arguments left that an environment does not have."""
     if arguments:
         known = ", ".join(sorted(allowed)) or "none"
-        raise CapoError(f"{name!r} has no argument {next(iter(arguments))!r}: allowed are {known}")
+        raise CapoError(f"{name!r} has no argument {next(iter(arguments))!r}; allowed: {known}")

@@ -18,7 +18,7 @@ NAMES = (
     "Craftax-Classic-Symbolic-v1",
     "Craftax-Classic-Pixels-v1",
 )
-SLOW = dict.fromkeys(NAMES[1::2], "pixels; when first made, drawing the textures takes a minute")
+SLOW = dict.fromkeys(NAMES[1::2], "pixels; drawing the textures takes a minute the first time")
 _NEVER = 2**30  # a number of steps that no episode reaches
 _PIXELS = 24  # of a block in a picture
 

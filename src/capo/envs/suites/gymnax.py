@@ -10,7 +10,7 @@ from capo.arrays import Array, PyTree
 from capo.envs.suites.common import Adapter, Bounds, no_arguments, with_parameters
 from capo.errors import CapoError
 
-SLOW = {"MNISTBandit-bsuite": "downloads its pictures when it is made"}
+SLOW = {"MNISTBandit-bsuite": "downloads its images when it is created"}
 
 
 class GymnaxEnv(Adapter):
@@ -20,9 +20,12 @@ class GymnaxEnv(Adapter):
         self._env, self._params = env, env.default_params if params is None else params
         name = name or f"gymnax:{env.name}"
         if hasattr(env, "_env"):
-            raise CapoError(f"{name!r} is inside a wrapper, which resets by itself: give the environment inside")
+            raise CapoError(f"{name!r} is inside a wrapper that resets by itself: give the unwrapped environment")
         if not hasattr(env, "is_truncated"):
-            raise CapoError(f"{name!r}: this gymnax does not tell time limits from terminal states; 1.0 does")
+            raise CapoError(
+                f"{name!r}: this version of gymnax does not distinguish time limits from terminal states; "
+                "install gymnax 1.0"
+            )
         actions, observations = env.action_space(self._params), env.observation_space(self._params)
         if not hasattr(actions, "n"):
             raise CapoError(

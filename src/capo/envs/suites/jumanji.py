@@ -16,7 +16,7 @@ from capo.envs.layout import MASK
 from capo.envs.suites.common import MAX_ACTIONS, Adapter, Bounds
 from capo.errors import CapoError
 
-SLOW = {"Sokoban-v0": "downloads its levels when it is made"}
+SLOW = {"Sokoban-v0": "downloads its levels when it is created"}
 _NEVER = 2**30  # a time limit that no episode reaches
 
 
@@ -38,11 +38,11 @@ class JumanjiEnv(Adapter):
     def __init__(self, env: Any, name: str | None = None) -> None:
         name = name or f"jumanji:{type(env).__name__}"
         if hasattr(env, "_env"):
-            raise CapoError(f"{name!r} is inside a wrapper: give the environment inside")
+            raise CapoError(f"{name!r} is inside a wrapper: give the unwrapped environment")
         if tuple(env.reward_spec.shape):
             raise CapoError(
-                f"{name!r} gives each of its {env.reward_spec.shape[0]} agents a reward of its own; one reward "
-                "per step is supported"
+                f"{name!r} gives each of its {env.reward_spec.shape[0]} agents a reward of its own; only "
+                "one reward per step is supported"
             )
         self._limit = int(getattr(env, "time_limit", _NEVER))
         self._env = copy.copy(env)
@@ -88,7 +88,7 @@ class JumanjiEnv(Adapter):
         per_factor = (len(self._factors), self._factors[0])
         if math.prod(found[0]) != math.prod(self._factors) and found[0] != per_factor:
             raise CapoError(
-                f"{name!r} has a mask of shape {found[0]} for actions {self._factors}; they do not fit"
+                f"{name!r} has a mask of shape {found[0]} for actions {self._factors}; they do not match"
             )
         return tuple(found[0])
 

@@ -322,15 +322,16 @@ class Algorithm(ABC):
         """One or two lines: batches, updates, memory."""
         updates, frames = self.updates_per_iteration, self.frames_per_iteration
         ratio = f"{updates * self.transitions_per_update / frames:.3g}"
+        times = "once" if ratio == "1" else f"{ratio} times"
         learning = (
             f"learning: {updates:g} updates per iteration, each on {self._describe_batch()}; "
             f"{updates / frames:.4g} updates per frame"
         )
         if self.on_policy:
-            return [f"{learning}; each transition is trained on {ratio} times, then discarded"]
+            return [f"{learning}; each transition is trained on {times}, then discarded"]
         megabytes = self.memory.nbytes / 1e6
         return [
-            f"{learning}, replay ratio {ratio} (each frame is trained on {ratio} times)",
+            f"{learning}, replay ratio {ratio} (each frame is trained on {times})",
             f"replay: {self._describe_replay()} per seed{' as bits' if self.rollouts.packed else ''}, "
             f"{megabytes:.1f} MB per seed, {megabytes * n_seeds:.1f} MB in total",
         ]

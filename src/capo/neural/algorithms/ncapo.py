@@ -69,40 +69,45 @@ class NCAPOConfig(RetraceSettings):
     step_size: StepKind = "log"
     """log: alpha = min(log 1/pi, clip), as in the paper; fixed: alpha = fixed_alpha for every pi."""
     fixed_alpha: TracedPositive = 1.0
-    """The step size alpha, if it is fixed."""
+    """The step size alpha with step_size=fixed."""
     clip: Annotated[TracedPositive, Search(0.5, 50.0, "log")] = 50.0
     """Largest step size: alpha = min(log 1/pi, clip)."""
     alpha_bonus: TracedNonNegative = 0.0
     """Added to every step size alpha."""
     advantage_weight: AdvantageWeight = "none"
     """none: only the sign of A counts, as in the paper; normalised: alpha is multiplied by |A| / mean |A|;
-    certain: every action of a state is updated, alpha multiplied by P(A > 0) - P(A < 0) as the critic believes."""
+    certain: every action of a state is updated, and alpha is multiplied by P(A > 0) - P(A < 0) as estimated by the
+    critic."""
     critic_heads: Count = 1
-    """Estimates of Q that the critic gives, 1 or an even number. They start as pairs that cancel and learn from
-    returns of their own; how far they disagree is what the critic does not know. A categorical critic has one."""
+    """Number of estimates of Q from the critic: 1 or an even number. They start as pairs that cancel and learn
+    from separate returns; their disagreement measures the uncertainty of the critic. A categorical critic has
+    one."""
     noise_uncertainty: TracedNonNegative = 0.3
-    """With advantage_weight=certain: the part of the noise of returns, the rms of G - Q', that counts as
+    """With advantage_weight=certain: the fraction of the noise of returns (the rms of G - Q') that counts as
     uncertainty, at the start of training."""
     noise_uncertainty_schedule: Schedule = "constant"
     """constant, or linear: noise_uncertainty falls to 0 at the horizon."""
     optimism: TracedNonNegative = 0.0
-    """With advantage_weight=certain: how many deviations of its uncertainty are added to every advantage."""
+    """With advantage_weight=certain: how many standard deviations of its uncertainty are added to every
+    advantage."""
     chance_kept: TracedNonNegative = 0.0
-    """With advantage_weight=certain: each of n actions keeps so many times P(A > 0) / n of probability. Below that
-    it is raised, not lowered: the policy does not become surer than the critic is."""
+    """With advantage_weight=certain: each of n actions keeps a probability of at least this number times P(A > 0)
+    / n. Below that, it is raised instead of lowered, so the policy does not become more certain than the
+    critic."""
     explorers: Fraction = 0.0
-    """Part of the environments, rounded down (in each of the two groups where overlap makes two), in which one of
-    the critic's heads acts (its best action, with epsilon) instead of the policy: what a head hopes for is tried
-    for whole episodes."""
+    """Fraction of the environments, rounded down (in each of the two groups that overlap makes), in which one of the
+    critic's heads acts instead of the policy (its best action, with epsilon), for whole episodes, so that what a
+    head is optimistic about gets tried."""
     kl: KL = "policy-to-target"
     """The actor's loss: policy-to-target, KL(pi || pi~), as in the paper; target-to-policy, KL(pi~ || pi); or
-    logits: half the squared distance of the logits, whose step a small pi does not damp."""
+    logits: half the squared distance of the logits, whose step does not shrink when pi is small."""
     floor: Fraction = 0.0
-    """Probability below which an action is not lowered any further."""
+    """Probability below which an action is not lowered further."""
     critic_units: CriticUnits = "rewards"
-    """rewards: the critic descends squared errors; noise: these divided by their mean over the batch, so that
-    neither its step nor the actor's depends on the size of rewards; returns: besides, its outputs are in units of
-    the largest discounted sum of rewards within a rollout, so that it reaches values of any size as fast."""
+    """rewards: the critic minimises squared errors; noise: it minimises squared errors divided by their mean over
+    the batch, so that neither its step nor the actor's depends on the scale of rewards; returns: in addition, its
+    outputs are in units of the largest discounted sum of rewards within a rollout, so that it reaches values of any
+    size equally fast."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

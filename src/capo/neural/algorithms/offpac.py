@@ -39,11 +39,11 @@ class OffPACConfig(RetraceSettings):
     weight: Weight = "advantage"
     """Factor of ratio * grad log pi: q (the paper's equation) or advantage (the authors' program)."""
     max_ratio: NonNegative = 0.0
-    """Largest importance ratio; 0 does not limit it (if mu is uniform, it is at most the number of actions)."""
+    """Largest importance ratio; 0 sets no limit (if mu is uniform, it is at most the number of actions)."""
     epsilon_start: TracedFraction = 0.0
-    """Probability of a uniform action at the start of training, if behaviour is policy."""
+    """Probability of a uniform action at the start of training, with behaviour=policy."""
     epsilon_final: TracedFraction = 0.0
-    """Probability of a uniform action once epsilon has stopped falling, if behaviour is policy."""
+    """Probability of a uniform action once epsilon has stopped falling, with behaviour=policy."""
     target_from: TargetFrom = "current"
     """Policy that the ratio and Retrace use: current (at every gradient step) or target-network."""
 

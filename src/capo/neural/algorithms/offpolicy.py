@@ -109,8 +109,8 @@ class OffPolicy(Algorithm):
         super().__init__(config, env, own)
         if self.network.factors and config.critic == "categorical":
             raise CapoError(
-                f"{env.name!r} has actions of {len(self.network.factors)} factors, whose Q is a sum over them; a "
-                "distribution of returns is not: leave critic='categorical' out"
+                f"{env.name!r} has actions of {len(self.network.factors)} factors, so Q is a sum over "
+                "factors, which a distribution of returns is not: leave critic='categorical' out"
             )
 
     def _network(self, seen: tuple[Part, ...], n_actions: int) -> NetworkSpec:

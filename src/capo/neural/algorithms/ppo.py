@@ -55,7 +55,7 @@ class PPOConfig(OnPolicySettings):
     clip_schedule: Schedule = "constant"
     """constant, or linear: falls to 0 at the horizon."""
     clip_value: NonNegative = 0.0
-    """How far a value may move from the value at collection; 0 does not limit it."""
+    """Largest change of a value from its value at collection; 0 sets no limit."""
     learning_rate: LearningRate = 3e-4
     normalise_advantage: bool = True
     """Whether to normalise advantages to mean 0 and standard deviation 1 over each minibatch."""

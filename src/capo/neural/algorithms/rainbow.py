@@ -72,7 +72,7 @@ class RainbowConfig(EpsilonSettings):
     target_every: Period = 1000
     """Frames between two updates of the target network, rounded to whole iterations."""
     n_step: Count = 3
-    """Rewards that a target looks ahead."""
+    """Number of rewards in a target before it bootstraps."""
     distributional: bool = True
     """Whether Q is a distribution over atoms (C51) instead of a number trained with the Huber loss."""
     double: bool = True
@@ -80,9 +80,9 @@ class RainbowConfig(EpsilonSettings):
     dueling: bool = True
     """Whether V and A have separate heads."""
     noisy: bool = True
-    """Whether dense layers are noisy; epsilon may then be 0."""
+    """Whether dense layers are noisy; epsilon can then be 0."""
     prioritised: bool = True
-    """Whether transitions are drawn by priority instead of uniformly."""
+    """Whether transitions are sampled by priority instead of uniformly."""
     atoms: Atoms = 51
     """Atoms of the distribution."""
     v_min: Number = -100.0
@@ -92,9 +92,10 @@ class RainbowConfig(EpsilonSettings):
     noisy_sigma: Positive = 0.5
     """Initial noise of a noisy layer, times the square root of its number of inputs."""
     priority_exponent: Annotated[TracedFraction, Search(0.0, 1.0)] = 0.5
-    """Priority = loss to this power; 0 draws uniformly."""
+    """Priority = loss to this power; 0 samples uniformly."""
     priority_correction: Annotated[TracedFraction, Search(0.0, 1.0)] = 0.5
-    """Exponent of the importance weights that correct for prioritised drawing: 0 not at all, 1 fully."""
+    """Exponent of the importance weights that correct for prioritised sampling: 0 does not correct, 1 corrects
+    fully."""
     learning_rate: LearningRate = 1e-4
     """Learning rate of Adam at the start of training."""
     optimiser_epsilon: TracedPositive = 3.125e-4
@@ -268,8 +269,8 @@ class RainbowAlgorithm(Algorithm):
         super().__init__(config, env, own)
         if self.network.factors and config.distributional:
             raise CapoError(
-                f"{env.name!r} has actions of {len(self.network.factors)} factors, whose Q is a sum over them; a "
-                "distribution of returns is not: set distributional=False"
+                f"{env.name!r} has actions of {len(self.network.factors)} factors, so Q is a sum over "
+                "factors, which a distribution of returns is not: set distributional=False"
             )
         self.ring = transitions.spec_for(self.rollouts, config.replay_transitions, config.n_step)
 

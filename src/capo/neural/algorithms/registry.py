@@ -57,7 +57,7 @@ def register(row: Row) -> None:
         CapoError: if its name is taken.
     """
     if row.name in ROWS:
-        raise CapoError(f"algorithm {row.name!r} is registered already: choose another name")
+        raise CapoError(f"algorithm {row.name!r} is already registered: choose another name")
     ROWS[row.name] = row
 
 

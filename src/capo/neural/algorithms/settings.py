@@ -219,17 +219,18 @@ class CommonSettings(Settings):
     """Rewards are clipped to [-reward_clip, reward_clip], after scaling, before they are learned from; 0 does not
     clip. Reported returns are never clipped."""
     normalise_observations: bool = False
-    """Whether the networks see each number of an observation minus its running mean, divided by its running
-    standard deviation, and clipped to [-10, 10]. Evaluations use the statistics of training and leave them."""
+    """Whether to normalise what the networks see: from each number of an observation, its running mean is
+    subtracted; the result is divided by its running standard deviation and clipped to [-10, 10]. Evaluations use
+    the statistics from training without updating them."""
     frame_stack: Count = 1
-    """How many of an episode's last observations the networks see, joined along the last axis."""
+    """How many of the most recent observations of an episode the networks see, joined along the last axis."""
     time_limit: PeriodOrZero = 0
     """Steps after which an episode is truncated, in training and evaluation; 0 sets no limit."""
     overlap: Overlap = "none"
-    """What happens while environments of the host are stepped. none: nothing. acting: they are stepped in two
-    groups, so that the device chooses actions for one while the other is stepped in its own threads (Atari).
-    learning: besides, an iteration's rollouts are collected with the networks from before the last iteration's
-    learning, which continues meanwhile; its actions are one iteration behind."""
+    """What to do while environments on the host are stepped. none: wait. acting: step them in two groups, so that
+    the device chooses actions for one group while the other is stepped in its own threads (Atari). learning: in
+    addition, collect each iteration's rollouts with the networks from before the last iteration's learning, which
+    continues meanwhile; actions are one iteration behind."""
 
     @property
     def frames_per_iteration(self) -> int:
@@ -250,8 +251,8 @@ class ActorCriticSettings(CommonSettings):
     entropy_schedule: Schedule = "constant"
     """constant, or linear: the weight of the entropy falls to 0 at the horizon."""
     evaluation: Evaluation = "sampled"
-    """How evaluations choose actions, those of the training curve too: sampled from the policy, or the best (most
-    likely) one. predict samples unless it is told otherwise."""
+    """How evaluations choose actions, including those during training: sampled from the policy, or the best (most
+    likely) one. predict samples unless told otherwise."""
 
 
 @dataclass(frozen=True)
@@ -295,29 +296,31 @@ class RetraceSettings(EpsilonSettings, ActorCriticSettings):
     rollout_length: Count = 20
     """Steps per rollout, at most; see rollouts."""
     rollouts: Rollouts = "continue"
-    """What a rollout does where an episode ends: continue with the next episode, or be cut there. After a cut, the
-    next rollout begins with the next episode; the steps that are missing count as frames but train nothing."""
+    """What a rollout does when an episode ends: continue into the next episode, or be cut there. After a cut, the
+    next rollout begins with the next episode; the steps left out count as frames but are not trained on."""
     precision: Precision = "auto"
     batch_size: Count = 32
     """Rollouts per gradient step."""
     gradient_steps: Count = 30
-    """Gradient steps per iteration (if updates are separate: as many for the critic and for the actor)."""
+    """Gradient steps per iteration (with updates=separate: this many for the critic and this many for the
+    actor)."""
     replay_rollouts: Count = 6400
     """Rollouts kept in the replay, rounded up to a multiple of n_envs."""
     replay_clear_every: PeriodOrZero = 0
-    """Iterations between two clearings of the replay; 0 never clears it."""
+    """Clear the replay every so many iterations; 0 never clears it."""
     returns: Returns = "retrace"
     """retrace, or v-trace: how returns are corrected for actions that another policy took."""
     retrace_lambda: Annotated[TracedFraction, Search(0.5, 1.0)] = 1.0
     """Lambda of Retrace (or V-trace): 0 looks one step ahead, 1 to the end of the rollout."""
     actor_lambda: Annotated[TracedFraction, Search(0.0, 1.0)] = 1.0
-    """Factor on retrace_lambda for the actor's advantages. 1 uses the critic's returns; less relies on the critic
-    sooner and has less variance. Off-PAC with weight=q and NCAPO with advantage_weight=certain ignore it."""
+    """Factor on retrace_lambda for the actor's advantages. 1 uses the critic's returns; smaller values rely on the
+    critic sooner and have less variance. Ignored by Off-PAC with weight=q and by NCAPO with
+    advantage_weight=certain."""
     optimiser: RetraceOptimiser = "adam"
-    """adam or rmsprop; one optimiser for actor and critic together."""
+    """adam or rmsprop; actor and critic share one optimiser."""
     max_grad_norm: TracedPositive = 0.8
     clip_each_network: bool = False
-    """Whether actor and critic each clip their own gradient to max_grad_norm, instead of both together; only where
+    """Whether actor and critic each clip their own gradient to max_grad_norm, instead of both together; only if
     they share no trunk."""
     target_from: TargetFrom = "current"
     """Policy that the actor's target and Retrace use: current (at every gradient step) or target-network."""
@@ -326,7 +329,7 @@ class RetraceSettings(EpsilonSettings, ActorCriticSettings):
     updates: Updates = "joint"
     """joint: each gradient step descends both losses; separate: critic steps first, then actor steps."""
     actor_every: Period = 1
-    """If updates are separate: train the actor every so many iterations."""
+    """With updates=separate: train the actor every so many iterations."""
     critic: Critic = "mean"
     """mean: the critic gives Q, trained by squared error; categorical: a distribution over atoms with mean Q,
     trained by cross-entropy."""
@@ -344,7 +347,7 @@ class RetraceSettings(EpsilonSettings, ActorCriticSettings):
     """How far the policy's target network moves towards the policy, once per iteration; 1 copies it."""
     tau_average: PositiveFraction = 1.0
     """How far the averaged networks move towards the trained ones, once per iteration. Evaluations, predict and
-    export take the averaged ones, training never does. 1: there are none, the trained ones are taken."""
+    export use the averaged networks; training never does. 1 turns averaging off: the trained networks are used."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

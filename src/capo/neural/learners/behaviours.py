@@ -38,7 +38,7 @@ _FORMS = (
 
 @dataclass(frozen=True)
 class Mixture:
-    """A behaviour that acts only some of the time: ``learn(..., behaviour=Mixture(f, share=0.5))``.
+    """A behaviour that acts for a share of the steps: ``learn(..., behaviour=Mixture(f, share=0.5))``.
 
     Args:
         behaviour: a function or an agent, as for ``learn``.
@@ -180,7 +180,9 @@ class Behaviour:
     def _note_form(self, result: Any) -> None:
         draws = isinstance(result, tuple | list) and len(result) == 2
         if self.draws not in (None, draws):
-            raise CapoError(f"behaviour ({self.note}) returned a pair once and one array another time: {_FORMS}")
+            raise CapoError(
+                f"behaviour ({self.note}) returned a pair in one call and a single array in another: {_FORMS}"
+            )
         self.draws = draws
 
     def _pair(

@@ -253,7 +253,7 @@ class HostLearner(Learner):
         policy = jax.tree.map(lambda leaf: leaf[0], params)
         best = self.algorithm.evaluates_best if deterministic is None else deterministic
         try:
-            with failure_context(f"{self.eval_env.name}, in the evaluation", "The agent is as it was before"):
+            with failure_context(f"{self.eval_env.name}, in the evaluation", "The agent is unchanged"):
                 return self._play(envs, policy, keys[0], episodes, best)[None]
         finally:
             envs.close()

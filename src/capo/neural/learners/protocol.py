@@ -230,13 +230,13 @@ class Learner(ABC):
         obs = self.spec.encode(observations)
         if obs.shape[1:] != tuple(self.env.observation_shape):
             raise CapoError(
-                f"observations of shape {obs.shape} were given to {self.env.name!r}; it takes "
-                f"{('n', *self.env.observation_shape)}, the first axis counting them"
+                f"{self.env.name!r} was given observations of shape {obs.shape}; it expects "
+                f"{('n', *self.env.observation_shape)}, where the first axis is the batch"
             )
         if self.spec.masked and action_masks is None:
             raise CapoError(
-                f"{self.env.name!r} has action masks, and the policy was trained with them: give the mask of the "
-                "observation as action_masks= (all true to allow everything)"
+                f"{self.env.name!r} has action masks, and the policy was trained with them: give the "
+                "observation's mask as action_masks= (all true to allow everything)"
             )
         mask = check_masks(action_masks, len(obs), self.spec.n_actions, self.spec.factors)
         return (self.spec.with_masks(obs, mask) if self.spec.masked and len(obs) else obs), mask
@@ -382,9 +382,9 @@ def warn_of_endless(name: str, cut: int, episodes: int) -> None:
     """Warn of episodes of an evaluation that were still running after the most steps, if there are any."""
     if cut:
         text = (
-            f"{name}: {cut:,} of {episodes:,} episodes of the evaluation had not ended after "
-            f"{MAX_EVALUATION_STEPS:,} steps and were cut off there; their returns are those of these steps: set "
-            "time_limit if the environment has none"
+            f"{name}: {cut:,} of {episodes:,} evaluation episodes had not ended after "
+            f"{MAX_EVALUATION_STEPS:,} steps and were cut off there; their returns count only these "
+            "steps. Set time_limit if the environment has no limit of its own"
         )
         warnings.warn(text, CapoWarning, stacklevel=2)
 
@@ -404,7 +404,7 @@ def as_batch(env: EnvSpec, observation: Any) -> tuple[Any, bool]:
         array = np.asarray(observation)
     except ValueError:  # rows of different lengths
         array = np.empty((), object)
-    expected = f"{env.name} has observations of shape {shape}, a batch of them {('n', *shape)}"
+    expected = f"{env.name} has observations of shape {shape}, or {('n', *shape)} for a batch"
     if array.dtype.kind not in "biuf":
         raise CapoError(
             f"an observation must be an array of numbers, not {type(observation).__name__}; {expected}"

@@ -51,7 +51,8 @@ class OwnParts:
                     one for one in SCHEDULES if one in known or (one == "epsilon" and "epsilon_start" in known)
                 ]
                 raise CapoError(
-                    f"{name} can't be a function; a function of the progress may be {', '.join(allowed)}"
+                    f"{name} can't be a function; these settings can be a function of the progress: "
+                    f"{', '.join(allowed)}"
                 )
             made = schedules[name] = OwnSchedule(name, plain.pop(name), known[setting].allowed)
             if name == "epsilon":
@@ -79,15 +80,15 @@ class OwnParts:
         if missing := [name for name in notes if name not in have]:
             again = ", ".join(f"{name}=..." for name in missing)
             raise CapoError(
-                f"the agent was trained with {' and '.join(missing)} given as Python objects, which a file can't "
-                f"hold: in Python, give them again: capo.load(path, {again})"
+                f"the agent was trained with {' and '.join(missing)} given as Python objects, which "
+                f"cannot be stored in a file: in Python, give them again: capo.load(path, {again})"
             )
         if more := [name for name in have if name not in notes]:
             raise CapoError(f"the agent was trained without {' and '.join(more)} given as objects: leave them out")
         if have.get("network") != notes.get("network"):
             raise CapoError(
-                "network: its parameters have other names or shapes than those of the network that the agent was "
-                "trained with"
+                "network: the names or shapes of its parameters differ from those of the network that the "
+                "agent was trained with"
             )
         for name in self.schedules:
             if have[name] != notes[name]:
@@ -103,4 +104,4 @@ def check_given_again(own: Mapping[str, Any]) -> None:
         if name not in ("network", *SCHEDULES):
             raise unknown_name("argument of load", name, ("network", *SCHEDULES))
         if isinstance(value, str | int | float):
-            raise CapoError(f"{name}={value!r} can't be given here: an agent that is loaded keeps its settings")
+            raise CapoError(f"{name}={value!r} can't be given here: a loaded agent keeps its settings")

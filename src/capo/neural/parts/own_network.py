@@ -42,7 +42,7 @@ class OwnNetwork:
         if isinstance(given, type) or not all(callable(getattr(given, name, None)) for name in ("init", "apply")):
             shown = repr(given) if isinstance(given, str | int) else f"an object of type {type(given).__name__}"
             if isinstance(given, type):
-                shown = f"the class {given.__name__}, not an object of it"
+                shown = f"the class {given.__name__}, not an instance of it"
             raise CapoError(
                 f"network is {shown}; it must be 'auto', 'mlp', 'conv', 'nature', 'impala', or an object of your "
                 f"own: {_CONTRACT}"
@@ -57,7 +57,7 @@ class OwnNetwork:
             if leaf.dtype != jnp.float32
         ]
         if wrong:
-            raise CapoError(f"network {self.name}: init must return float32 arrays only; {wrong[0]} is none")
+            raise CapoError(f"network {self.name}: init must return float32 arrays only; {wrong[0]} is not one")
         features = self._traced(given.apply, self._shapes, observation)
         if not isinstance(features, jax.ShapeDtypeStruct) or features.ndim != 1 or not features.size:
             shown = getattr(features, "shape", type(features).__name__)

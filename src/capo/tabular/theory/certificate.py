@@ -67,7 +67,7 @@ class Line:
 
 @dataclass(frozen=True, repr=False)
 class Certificate:
-    """The paper's statements along one run, line by line. ``print(certificate)`` shows all of them."""
+    """The paper's statements on one run, line by line. ``print(certificate)`` shows all of them."""
 
     title: str
     header: list[str]
@@ -85,7 +85,7 @@ class Certificate:
 
     @property
     def undecided(self) -> list[Line]:
-        """The lines about a limit that the run did not reach: nothing spoke against them, nothing proved them."""
+        """The lines about a limit that the run did not reach: neither refuted nor confirmed."""
         return self._with("not decided")
 
     def _with(self, status: Status) -> list[Line]:

@@ -43,17 +43,17 @@ SEEDS_ABOVE = 200  # states above which no additional seeds are run
 
 
 def certify(result: RunRecord, *, mu: Any = None, seeds: int = 100, max_steps: int = 2000) -> Certificate:
-    """Check the paper's statements along a run, or along one with the k-step critic those of modified CAPO.
+    """Check the paper's statements on a run, or, with the k-step critic, those of modified CAPO.
 
     Everything is evaluated again by plain linear algebra and V* comes from plain policy iteration; nothing is
-    taken from the engine that made the run. Rewards outside [0, 1] are rescaled first, which changes no sign and
-    no policy.
+    taken from the engine that produced the run. Rewards outside [0, 1] are rescaled first, which changes no sign
+    and no policy.
 
     Args:
         result: the :class:`capo.Result` of :func:`capo.solve` or of a baseline.
         mu: (S,) positive distribution for the rates; by default the run's own, or uniform.
         seeds: how many, for statements about expectations and probabilities.
-        max_steps: the most updates, spread evenly, that the one-step lines evaluate.
+        max_steps: maximum number of updates, spread evenly, that the one-step lines evaluate.
 
     >>> import capo
     >>> certificate = certify(capo.solve(capo.mdps.chain(10), rule="cyclic"))
