@@ -362,7 +362,7 @@ def test_in_units_of_returns_a_training_does_not_depend_on_the_size_of_rewards(s
     obs = np.random.default_rng(0).random((32, *plain.env.observation_shape)).astype(plain.env.observation_dtype)
     (pi, values), (same_pi, scaled_values) = plain.policy(obs), scaled.policy(obs)
     assert abs(pi - 1 / 3).max() > 0.01, "something was learned"
-    np.testing.assert_allclose(same_pi, pi, atol=1e-4)  # rounding differs, and training amplifies it
+    np.testing.assert_allclose(same_pi, pi, atol=1e-4)
     np.testing.assert_allclose(scaled_values / scale, values, atol=1e-4)
 
 

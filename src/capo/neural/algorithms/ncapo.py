@@ -95,9 +95,9 @@ class NCAPOConfig(RetraceSettings):
     / n. Below that, it is raised instead of lowered, so the policy does not become more certain than the
     critic."""
     explorers: Fraction = 0.0
-    """Fraction of the environments, rounded down (in each of the two groups that overlap makes), in which one of the
-    critic's heads acts instead of the policy (its best action, with epsilon), for whole episodes, so that what a
-    head is optimistic about gets tried."""
+    """Fraction of the environments, rounded down (in each of the two groups that overlap makes), in which one of
+    the critic's heads acts instead of the policy (its best action, with epsilon), for whole episodes, so that what
+    a head is optimistic about gets tried."""
     kl: KL = "policy-to-target"
     """The actor's loss: policy-to-target, KL(pi || pi~), as in the paper; target-to-policy, KL(pi~ || pi); or
     logits: half the squared distance of the logits, whose step does not shrink when pi is small."""
@@ -106,8 +106,8 @@ class NCAPOConfig(RetraceSettings):
     critic_units: CriticUnits = "rewards"
     """rewards: the critic minimises squared errors; noise: it minimises squared errors divided by their mean over
     the batch, so that neither its step nor the actor's depends on the scale of rewards; returns: in addition, its
-    outputs are in units of the largest discounted sum of rewards within a rollout, so that it reaches values of any
-    size equally fast."""
+    outputs are in units of the largest discounted sum of rewards within a rollout, so that it reaches values of
+    any size equally fast."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -452,7 +452,8 @@ class NCAPOAlgorithm(OffPolicy):
             return 1.0
         returns = self.config.critic_units == "returns"
         unit = units.factor(params["critic"]["head"]["unit"]) if returns else 1.0
-        return 1.0 / (jax.lax.stop_gradient(jnp.mean(losses)) + 1e-8 * jnp.square(unit))
+        least = 1e-8 * jnp.square(unit)  # errors far below the unit are rounding
+        return jax.lax.stop_gradient(1.0 / (jnp.mean(losses) + least))
 
 
 class NCAPO(Agent):

@@ -283,7 +283,7 @@ def outputs(spec: NetworkSpec, network: Params, obs: Array | Inputs) -> Array:
 def head(spec: NetworkSpec, layer: Layer, features: Array) -> Array:
     """Features (..., width) to the head's outputs (usually one per action), float32."""
     outputs: Array = layers.product(spec, layer["kernel"], features, jnp.float32) + layer["bias"]
-    return outputs if "unit" not in layer else outputs * jax.lax.stop_gradient(units.factor(layer["unit"]))
+    return outputs if "unit" not in layer else outputs * units.factor(layer["unit"])
 
 
 def body(spec: NetworkSpec, params: Params, obs: Array | Inputs) -> Array:

@@ -25,8 +25,8 @@ def start(shapes_only: bool) -> Any:
 
 
 def factor(unit: Array) -> Array:
-    """What a head's outputs are multiplied by."""
-    return jnp.where(unit > 0, unit, 1.0)
+    """What a head's outputs are multiplied by; no gradient reaches the unit."""
+    return jax.lax.stop_gradient(jnp.where(unit > 0, unit, 1.0))
 
 
 def grown(unit: Array, reward: Array, ended: Array, gamma: float | Array) -> Array:
