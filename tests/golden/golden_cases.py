@@ -72,8 +72,11 @@ SAMPLED_SIGNS: dict[str, Any] = {
     "clip_each_network": False,
     "chance_kept": 0.0,
 }
+# What it was before the critic's outputs had a unit.
+NO_UNIT: dict[str, Any] = {"critic_units": "noise"}
 # What it was with certain signs alone.
 CERTAIN_SIGNS: dict[str, Any] = {
+    **NO_UNIT,
     "learning_rate": 2e-3,
     "clip_each_network": False,
     "noise_uncertainty": 0.3,
@@ -213,6 +216,7 @@ def neural_cases() -> Iterator[tuple[str, Compute]]:
             if algorithm == "ncapo":
                 yield f"ncapo, sampled signs, {env}", trained("ncapo", "default", env, **SAMPLED_SIGNS)
                 yield f"ncapo, certain signs, {env}", trained("ncapo", "default", env, **CERTAIN_SIGNS)
+                yield f"ncapo, no unit, {env}", trained("ncapo", "default", env, **NO_UNIT)
             yield f"{algorithm}, default, {env}", trained(algorithm, "default", env)
     yield "ncapo, cut rollouts, probe-both", trained("ncapo", "official", "probe-both", rollouts="cut")
     yield "ncapo, saved and loaded", resumed

@@ -1,8 +1,10 @@
 """The unit of a critic's outputs: how large rewards are, so that a network reaches values of any size as fast.
 
-A head with a unit gives Q / unit. The unit is the largest discounted sum of rewards within a rollout so far, and
-fades slowly. Where it changes, the head is rescaled so that Q stays what it was. It is not trained; it is a leaf
-of the head (0 before the first reward, which counts as 1), so networks are saved, averaged and exported with it.
+A head with a unit gives Q / unit. The unit is the largest discounted sum of rewards within a rollout so far, at
+first at least 1, and fades slowly. So random heads hope for rewards of at least about 1 until they know better:
+that makes them try actions that cost a little. Where the unit changes, the head is rescaled so that Q stays what
+it was. It is not trained; it is a leaf of the head (0 before the first iteration, which counts as 1), so networks
+are saved, averaged and exported with it.
 """
 
 from __future__ import annotations
@@ -17,10 +19,11 @@ from capo.arrays import Array, PyTree
 from capo.neural.parts import layers
 
 KEPT = 0.998  # of a unit, from one iteration to the next
+FIRST = 1.0  # the least unit at the first iteration
 
 
 def start(shapes_only: bool) -> Any:
-    """The unit of a new head, before any reward."""
+    """The unit of a new head."""
     return layers.shapes(unit=())["unit"] if shapes_only else np.zeros((), np.float32)
 
 
@@ -41,6 +44,8 @@ def grown(unit: Array, reward: Array, ended: Array, gamma: float | Array) -> Arr
     >>> reward, ended = jnp.array([[1.0, -3.0, 0.5]]), jnp.array([[False, True, False]])
     >>> float(grown(jnp.float32(0.0), reward, ended, 0.5)), float(grown(jnp.float32(9.0), reward, ended, 0.5))
     (3.0, 8.982000350952148)
+    >>> float(grown(jnp.float32(0.0), 0.1 * reward, ended, 0.5))
+    1.0
     """
 
     def earlier(after: Array, step: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -50,7 +55,7 @@ def grown(unit: Array, reward: Array, ended: Array, gamma: float | Array) -> Arr
 
     steps = (reward.T, ended.T)
     sizes = jax.lax.scan(earlier, jnp.zeros(len(reward)), steps, reverse=True)[1]
-    return jnp.maximum(sizes.max(), KEPT * unit)
+    return jnp.maximum(sizes.max(), jnp.where(unit > 0, KEPT * unit, FIRST))
 
 
 def changed(tree: PyTree, unit: Array) -> PyTree:
@@ -62,7 +67,7 @@ def changed(tree: PyTree, unit: Array) -> PyTree:
     def head(node: PyTree) -> PyTree:
         if not has_unit(node):
             return node
-        ratio = jnp.where((node["unit"] > 0) & (unit > 0), node["unit"] / factor(unit), 1.0)
+        ratio = jnp.where(node["unit"] > 0, node["unit"] / unit, 1.0)
         return node | {"kernel": node["kernel"] * ratio, "bias": node["bias"] * ratio, "unit": unit}
 
     return jax.tree.map(head, tree, is_leaf=has_unit)
