@@ -83,6 +83,7 @@ _OWN_VECTOR: dict[str, Any] = {
     "width": 64,
     "layer_norm": False,
     "tau_q": 0.05,
+    "clip_each_network": False,
 }
 
 
