@@ -277,7 +277,7 @@ def test_a_non_finite_reward_ends_the_run(name: str) -> None:
             after, obs, _, terminated, truncated = super().step(key, env_state, action)
             return after, obs, jnp.float32(jnp.nan), terminated, truncated
 
-    with pytest.raises(capo.CapoError, match="gave a reward that is not a finite number"):
+    with pytest.raises(capo.CapoError, match="returned a reward that is not a finite number"):
         algorithms.find(name).agent(Broken(), **small(name, width=8, horizon=2560).to_dict()).learn(2560)
 
 

@@ -537,7 +537,7 @@ def test_predict_needs_the_mask():
 
 
 def test_a_mask_that_allows_nothing_stops_the_training():
-    with pytest.raises(BadEnvironment, match="'shut' gave an action mask that allows no action"):
+    with pytest.raises(BadEnvironment, match="'shut' returned an action mask that allows no action"):
         make("NCAPO", Shut()).learn(48)
     with pytest.raises(EnvironmentFailed, match=r"Gates.*reset.*allows no action at all.*\[3\., 0\.\]"):
         make("NCAPO", Gates(shut_at=3)).learn(48)

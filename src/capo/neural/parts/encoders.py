@@ -162,7 +162,11 @@ def apply(style: Style, encoder: Encoder, params: PyTree, x: Array) -> Array:
         x = layers.convolve_grid(style, part.shape, params["conv"], x, encoder.features)
     else:
         network = images.nature if kind == "nature" else images.impala
-        x = network(style, params["conv"], layers.as_float(style, x, part.high))
+
+        def convolved(convolutions: PyTree, x: Array) -> Array:
+            return network(style, convolutions, layers.as_float(style, x, part.high))
+
+        x = images.a_few_at_a_time(convolved, params["conv"], x)
     for layer in params["dense"]:
         x = layers.activate(style, layer, layers.product(style, layer["kernel"], x))
     return x

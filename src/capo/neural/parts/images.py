@@ -5,12 +5,17 @@ They are those of Mnih et al. (2015) and Espeholt et al. (2018).
 A convolution with a stride s and a kernel of 2 s is one with a kernel of 2 and no stride on the image whose s x s
 blocks of pixels are channels. So Nature's first layers (8x8, stride 4; 4x4, stride 2) look at four blocks each.
 
+On a CPU the windows of a few images at a time stay in a core's cache, which makes forward passes twice as fast; a GPU
+gets whole batches (:func:`a_few_at_a_time`).
+
 Kernels are (rows x columns x channels, features). Where a layer has a stride, a row of the kernel stands for
 (block row, block column, row in the block, column in the block, channel).
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from itertools import pairwise
 
 import jax
@@ -18,12 +23,38 @@ import jax.numpy as jnp
 import numpy as np
 
 from capo.arrays import Array, PyTree
-from capo.neural.parts.layers import KERNEL, Layer, Style, activate, dense, hidden, nonlinear, product
+from capo.neural.parts.layers import KERNEL, Layer, Style, activate, dense, hidden, is_layer, nonlinear, product
 
 NATURE = ((8, 4, 32), (4, 2, 64), (3, 1, 64))  # kernel, stride, features of each layer
 NATURE_SMALLEST = 36  # pixels of a side: the last layer then gives a single one
 IMPALA = (16, 32, 32)  # features of each stage
 IMPALA_BLOCKS = 2  # residual blocks of a stage
+FEW = 4  # images whose windows fit in a core's cache
+
+
+def a_few_at_a_time(network: Callable[[PyTree, Array], Array], layers: PyTree, x: Array) -> Array:
+    """``network(layers, x)`` of images (..., H, W, C) to (..., n); on a CPU, of :data:`FEW` images at a time.
+
+    What lies between the layers is computed again for the gradients, rather than kept for the whole batch. Kernels
+    enter the loop transposed: the sums over batches that are their gradients are then products that a CPU computes
+    two to four times as fast.
+    """
+    lead, shape = x.shape[:-3], x.shape[-3:]
+    n = math.prod(lead)
+    if jax.default_backend() != "cpu" or n <= 2 * FEW:
+        return network(layers, x)
+
+    def transposed(layers: PyTree) -> PyTree:
+        return jax.tree.map(lambda layer: layer | {"kernel": layer["kernel"].T}, layers, is_leaf=is_layer)
+
+    @jax.checkpoint
+    def few(sideways: PyTree, x: Array) -> Array:
+        return network(transposed(sideways), x)
+
+    images = jnp.concatenate([x.reshape(n, *shape), jnp.zeros((-n % FEW, *shape), x.dtype)])
+    sideways = transposed(layers)
+    _, features = jax.lax.scan(lambda _, x: (None, few(sideways, x)), None, images.reshape(-1, FEW, *shape))
+    return features.reshape(-1, features.shape[-1])[:n].reshape(*lead, -1)
 
 
 def nature_size(shape: tuple[int, ...]) -> int:
