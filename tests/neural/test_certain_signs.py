@@ -330,10 +330,10 @@ def slow_unit(unit, reward, ended, gamma):
                 if end:
                     break
             largest = max(largest, abs(total))
-    return max(largest, units.KEPT * unit if unit else units.FIRST)
+    return max(largest, max(units.KEPT * unit, units.LEAST) if unit else units.FIRST)
 
 
-@pytest.mark.parametrize("unit", [0.0, 5.0, 1e3])
+@pytest.mark.parametrize("unit", [0.0, 1e-3, 5.0, 1e3])
 def test_the_unit_is_the_largest_sum_of_rewards(unit):
     rng = np.random.default_rng(0)
     reward, ended = rng.normal(size=(7, 9)).astype(np.float32), rng.random((7, 9)) < 0.2
@@ -348,11 +348,29 @@ def test_another_unit_changes_no_value():
     values = lambda params: networks.outputs(algorithm.network, params["critic"], obs)
     first = units.changed(params, jnp.float32(8.0))
     np.testing.assert_allclose(values(first), 8.0 * values(params), rtol=1e-5)  # the first unit sets the scale
-    again = units.changed({"critic": first, "average": [first]}, jnp.float32(500.0))
-    for one in (again["critic"], again["average"][0]):
+    again = units.changed({"critic": first, "average": first}, jnp.float32(500.0))
+    for one in (again["critic"], again["average"]):
         assert float(one["critic"]["head"]["unit"]) == 500.0
         np.testing.assert_allclose(values(one), values(first), rtol=1e-5)
     assert "unit" not in again["critic"]["actor"]["head"]
+
+
+def test_without_rewards_the_unit_does_not_vanish():
+    def step(_, unit):
+        return units.grown(unit, jnp.zeros((2, 3)), jnp.zeros((2, 3), bool), 0.99)
+
+    assert float(jax.lax.fori_loop(0, 50_000, step, jnp.float32(1.0))) == np.float32(units.LEAST)
+
+
+def test_a_parameter_of_an_own_network_may_be_called_unit():
+    own = {"body": {"own": {"unit": {"w": jnp.ones(2)}, "head": {"unit": jnp.ones(3)}}}, "head": {"kernel": 1}}
+    assert units.changed({"critic": own}, jnp.float32(5.0))["critic"] is not own
+    jax.tree.map(np.testing.assert_array_equal, units.changed({"critic": own}, jnp.float32(5.0)), {"critic": own})
+
+
+def test_a_categorical_critic_has_no_unit():
+    algorithm = algorithm_of(critic="categorical", critic_heads=1, critic_units="returns")
+    assert "unit" not in algorithm.init_params(np.random.default_rng(0))["critic"]["head"]
 
 
 @pytest.mark.parametrize("scale", [2.0, 2.0**12])

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -276,15 +277,39 @@ BYTES, UNIT = spaces.Box(0, 255, (6, 6, 3), np.uint8), spaces.Box(0, 1, (2,))
             Returns(UNIT, np.zeros(2), (np.zeros(2), None, False, False, {})),
             "returned the reward None, which is not a number",
         ),
+        (
+            Returns(UNIT, np.zeros(2), (np.zeros(2), "1", False, False, {})),
+            "returned the reward '1', which is not a number",
+        ),
     ],
-    ids=["axes", "matrix", "length", "part", "fraction", "overflow", "bit", "late mask", "old step", "no reward"],
+    ids=[
+        "axes",
+        "matrix",
+        "length",
+        "part",
+        "fraction",
+        "overflow",
+        "bit",
+        "late mask",
+        "old step",
+        "no reward",
+        "text",
+    ],
 )
 def test_what_does_not_fit_the_spaces_is_refused(env: Any, message: str) -> None:
     with pytest.raises(capo.CapoError, match=message):
         capo.A2C(env, width=8, n_envs=1).learn(20)
 
 
-def test_axes_of_length_one_and_rewards_in_an_array_are_as_good() -> None:
-    inside = Returns(UNIT, np.ones((1, 2)), (np.ones((2, 1)), np.array([3.0]), True, False, {}))
+class Tensor:
+    """A scalar of another library, which only says how to make a float of it."""
+
+    def __float__(self) -> float:
+        return 3.0
+
+
+@pytest.mark.parametrize("reward", [np.array([3.0]), np.float16(3), jnp.float32(3), Tensor()], ids=type)
+def test_axes_of_length_one_and_rewards_of_any_kind_are_as_good(reward: Any) -> None:
+    inside = Returns(UNIT, np.ones((1, 2)), (np.ones((2, 1)), reward, True, False, {}))
     agent = capo.A2C(inside, width=8, n_envs=1).learn(20)
     assert agent.evaluate(2).mean == 3.0

@@ -203,11 +203,17 @@ def _returned(step: Any) -> tuple[Any, float, bool, bool, Any]:
             f"its step returned {found}, not Gymnasium's five: observation, reward, terminated, truncated, info"
         )
     obs, reward, terminated, truncated, info = step
-    if isinstance(reward, np.ndarray) and reward.size == 1:
-        reward = reward.item()
-    if not isinstance(reward, float | int | np.number | np.bool_):
-        raise EnvironmentFailed(f"its step returned the reward {reward!r}, which is not a number")
-    return obs, float(reward), terminated, truncated, info
+    return obs, _number(reward), terminated, truncated, info
+
+
+def _number(reward: Any) -> float:
+    """A reward as a float: a number, or an array or tensor of one number from any library."""
+    try:
+        if isinstance(reward, str | bytes | bytearray):
+            raise TypeError
+        return float(reward.reshape(()) if isinstance(reward, np.ndarray) and reward.size == 1 else reward)
+    except (TypeError, ValueError):
+        raise EnvironmentFailed(f"its step returned the reward {reward!r}, which is not a number") from None
 
 
 def autoreset_mode(vector: Any) -> str:

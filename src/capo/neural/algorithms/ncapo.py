@@ -107,7 +107,8 @@ class NCAPOConfig(RetraceSettings):
     """rewards: the critic minimises squared errors; noise: it minimises squared errors divided by their mean over
     the batch, so that neither its step nor the actor's depends on the scale of rewards; returns: in addition, its
     outputs are in units of the largest discounted sum of rewards within a rollout, so that it reaches values of
-    any size equally fast."""
+    any size equally fast. One rare reward that is thousands of times larger than all others slows learning down.
+    A categorical critic has no unit: its atoms are the values themselves."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -349,10 +350,15 @@ class NCAPOAlgorithm(OffPolicy):
         head = super().critic
         return head if head.categorical else replace(head, n_heads=self.config.critic_heads)
 
+    @property
+    def has_unit(self) -> bool:
+        """Whether the critic's outputs are in units of returns; the atoms of a distribution are Q itself."""
+        return self.config.critic_units == "returns" and not self.critic.categorical
+
     def init_params(self, rng: np.random.Generator) -> Params:
         """Networks of one seed; the critic's heads cancel in pairs, so that their mean is 0 until it learns."""
         params = super().init_params(rng)
-        if self.config.critic_units == "returns":
+        if self.has_unit:
             params["critic"]["head"]["unit"] = units.start(isinstance(rng, networks.ShapesOnly))
         if self.critic.n_heads > 1 and not isinstance(rng, networks.ShapesOnly):
             kernel = params["critic"]["head"]["kernel"]
@@ -399,7 +405,7 @@ class NCAPOAlgorithm(OffPolicy):
         )
         now = copy.copy(self)
         now.config = with_traced(config, {"noise_uncertainty": counts})
-        if config.critic_units == "returns":
+        if self.has_unit:
             ended = rollouts.terminated | rollouts.truncated
             old = state.params["critic"]["head"]["unit"]
             unit = units.grown(old, rollouts.reward, ended, config.gamma)
@@ -450,8 +456,7 @@ class NCAPOAlgorithm(OffPolicy):
     def critic_unit(self, params: Params, losses: Array) -> Array | float:
         if self.config.critic_units == "rewards":
             return 1.0
-        returns = self.config.critic_units == "returns"
-        unit = units.factor(params["critic"]["head"]["unit"]) if returns else 1.0
+        unit = units.factor(params["critic"]["head"]["unit"]) if self.has_unit else 1.0
         least = 1e-8 * jnp.square(unit)  # errors far below the unit are rounding
         return jax.lax.stop_gradient(1.0 / (jnp.mean(losses) + least))
 

@@ -5,8 +5,8 @@ They are those of Mnih et al. (2015) and Espeholt et al. (2018).
 A convolution with a stride s and a kernel of 2 s is one with a kernel of 2 and no stride on the image whose s x s
 blocks of pixels are channels. So Nature's first layers (8x8, stride 4; 4x4, stride 2) look at four blocks each.
 
-On a CPU the windows of a few images at a time stay in a core's cache, which makes forward passes twice as fast; a GPU
-gets whole batches (:func:`a_few_at_a_time`).
+On a CPU a few images at a time go through all layers, so that their windows stay in a core's cache
+(:func:`a_few_at_a_time`); a GPU gets whole batches.
 
 Kernels are (rows x columns x channels, features). Where a layer has a stride, a row of the kernel stands for
 (block row, block column, row in the block, column in the block, channel).
@@ -54,7 +54,8 @@ def a_few_at_a_time(network: Callable[[PyTree, Array], Array], layers: PyTree, x
     images = jnp.concatenate([x.reshape(n, *shape), jnp.zeros((-n % FEW, *shape), x.dtype)])
     sideways = transposed(layers)
     _, features = jax.lax.scan(lambda _, x: (None, few(sideways, x)), None, images.reshape(-1, FEW, *shape))
-    return features.reshape(-1, features.shape[-1])[:n].reshape(*lead, -1)
+    joined: Array = features.reshape(-1, features.shape[-1])[:n]
+    return joined.reshape(*lead, -1)
 
 
 def nature_size(shape: tuple[int, ...]) -> int:

@@ -1,10 +1,10 @@
 """The unit of a critic's outputs: how large rewards are, so that a network reaches values of any size as fast.
 
 A head with a unit gives Q / unit. The unit is the largest discounted sum of rewards within a rollout so far, at
-first at least 1, and fades slowly. So random heads hope for rewards of at least about 1 until they know better:
-that makes them try actions that cost a little. Where the unit changes, the head is rescaled so that Q stays what
-it was. It is not trained; it is a leaf of the head (0 before the first iteration, which counts as 1), so networks
-are saved, averaged and exported with it.
+first at least 1, and fades slowly, but never below a thousandth (without rewards it would vanish). So random heads
+hope for rewards of at least about 1 until they know better: that makes them try actions that cost a little. Where
+the unit changes, the head is rescaled so that Q stays what it was. It is not trained; it is a leaf of the head (0
+before the first iteration, which counts as 1), so networks are saved, averaged and exported with it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from capo.neural.parts import layers
 
 KEPT = 0.998  # of a unit, from one iteration to the next
 FIRST = 1.0  # the least unit at the first iteration
+LEAST = 1e-3  # the least unit later
 
 
 def start(shapes_only: bool) -> Any:
@@ -46,6 +47,8 @@ def grown(unit: Array, reward: Array, ended: Array, gamma: float | Array) -> Arr
     (3.0, 8.982000350952148)
     >>> float(grown(jnp.float32(0.0), 0.1 * reward, ended, 0.5))
     1.0
+    >>> float(grown(jnp.float32(1e-3), 0.0 * reward, ended, 0.5))
+    0.0010000000474974513
     """
 
     def earlier(after: Array, step: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -55,19 +58,24 @@ def grown(unit: Array, reward: Array, ended: Array, gamma: float | Array) -> Arr
 
     steps = (reward.T, ended.T)
     sizes = jax.lax.scan(earlier, jnp.zeros(len(reward)), steps, reverse=True)[1]
-    return jnp.maximum(sizes.max(), jnp.where(unit > 0, KEPT * unit, FIRST))
+    return jnp.maximum(sizes.max(), jnp.where(unit > 0, jnp.maximum(KEPT * unit, LEAST), FIRST))
 
 
 def changed(tree: PyTree, unit: Array) -> PyTree:
-    """Networks whose heads have another unit and give the same numbers; those without a unit stay as they are."""
+    """Networks whose heads have another unit and give the same numbers; heads without a unit stay as they are.
 
-    def has_unit(node: PyTree) -> bool:
-        return isinstance(node, dict) and "unit" in node
+    Bodies are left alone, whatever their parameters are called: they may be a user's own.
+    """
+    if not isinstance(tree, dict):
+        return tree
+    return {
+        name: _rescaled(node, unit) if name == "head" else node if name == "body" else changed(node, unit)
+        for name, node in tree.items()
+    }
 
-    def head(node: PyTree) -> PyTree:
-        if not has_unit(node):
-            return node
-        ratio = jnp.where(node["unit"] > 0, node["unit"] / unit, 1.0)
-        return node | {"kernel": node["kernel"] * ratio, "bias": node["bias"] * ratio, "unit": unit}
 
-    return jax.tree.map(head, tree, is_leaf=has_unit)
+def _rescaled(head: PyTree, unit: Array) -> PyTree:
+    if "unit" not in head:
+        return head
+    ratio = jnp.where(head["unit"] > 0, head["unit"] / unit, 1.0)
+    return head | {"kernel": head["kernel"] * ratio, "bias": head["bias"] * ratio, "unit": unit}
