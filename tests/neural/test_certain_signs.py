@@ -92,6 +92,15 @@ def test_certainty_is_between_0_and_1():
     assert float(mean_certainty(log_pi[1], chosen)) == pytest.approx(1.0, abs=1e-5)
 
 
+def test_certainty_of_factors_is_between_0_and_1():
+    binary = jnp.log(jnp.array([[0.5, 0.5, 0.5, 0.5], [0.9, 0.1, 0.3, 0.7]]))
+    np.testing.assert_allclose(mean_certainty(binary, jnp.ones((2, 4)), (2, 2)), [1.0, 1.0], atol=1e-5)
+    # Of the second factor only one action is allowed: the first one's three are left, two of them not chosen.
+    log_pi = jnp.array([*np.log([0.2, 0.5, 0.3]), 0.0, FORBIDDEN])
+    assert float(mean_certainty(log_pi, jnp.ones(5), (3, 2))) == pytest.approx(1.0, abs=1e-5)
+    assert float(mean_certainty(log_pi, jnp.full(5, 0.5), (3, 2))) == pytest.approx(0.5, abs=1e-5)
+
+
 def slow_keep_chance(log_pi, sign, share, sizes):
     """The same as loops over plain numbers."""
     result = sign.copy()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -24,8 +25,8 @@ def rows(entropy, returns, seed=3):
     ]
 
 
-def heard(log_points, settings=None, frames=FRAMES, n_actions=3):
-    watch = CollapseWatch(settings or capo.NCAPO("probe-action", width=8).config, n_actions, frames)
+def heard(log_points, settings=None, frames=FRAMES, sizes=(3,)):
+    watch = CollapseWatch(settings or capo.NCAPO("probe-action", width=8).config, sizes, frames)
     return [text for text in map(watch.look, log_points) if text]
 
 
@@ -69,6 +70,36 @@ def test_a_fall_and_noise_are_no_rise():
     assert len(heard(rows(EXPLORES + GONE, [-200.0] * 4 + [-700.0] * 12))) == 1
 
 
+def test_the_largest_entropy_is_that_of_all_factors_together():
+    low = [0.1] * 12  # less than two hundredths of 8 log 2 = 5.55, but not of log 16
+    (text,) = heard(rows([5.5] * 4 + low, [-500.0] * 16), sizes=(2,) * 8)
+    assert "(entropy 0.1 of at most 5.5)" in text
+    assert heard(rows([5.5] * 4 + [0.12] * 12, [-500.0] * 16), sizes=(2,) * 8) == []
+
+
+class Switches:
+    """Eight switches, none of which matters."""
+
+    name = "switches"
+    n_actions = 16
+    factors = (2,) * 8
+    observation_shape = (1,)
+    observation_dtype = np.float32
+
+    def reset(self, key):
+        return key, jnp.zeros(1)
+
+    def step(self, key, state, action):
+        del key, action
+        return state, jnp.zeros(1), jnp.float32(0), jnp.bool_(True), jnp.bool_(False)
+
+
+def test_the_trainer_passes_the_factors_on():
+    agent = capo.PPO(Switches(), width=8)
+    trainer = Trainer(Plan(agent.config, 1, 1), agent.learner, agent._states, Ticker())
+    assert trainer._collapse._most == pytest.approx(5.545, abs=1e-3)
+
+
 @pytest.mark.parametrize("algorithm", ["NCAPO", "A2C", "PPO"])
 def test_every_suggestion_is_a_setting_of_the_algorithm(algorithm):
     made = getattr(capo, algorithm)
@@ -110,5 +141,5 @@ def test_the_trainer_says_it_once(shown):
 
 
 def test_the_returns_of_somebody_else_say_nothing_about_the_policy():
-    watch = CollapseWatch(capo.NCAPO("probe-action", width=8).config, 3, FRAMES, own=False)
+    watch = CollapseWatch(capo.NCAPO("probe-action", width=8).config, (3,), FRAMES, own=False)
     assert not any(map(watch.look, rows(EXPLORES + GONE, [-500.0] * 16)))

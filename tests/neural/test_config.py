@@ -8,7 +8,8 @@ import pytest
 
 from capo.errors import CapoError
 from capo.neural.algorithms.ncapo import NCAPOConfig
-from capo.neural.algorithms.settings import override
+from capo.neural.algorithms.offpac import OffPACConfig
+from capo.neural.algorithms.settings import RetraceSettings, override
 
 
 @pytest.mark.parametrize("name", NCAPOConfig.PRESETS)
@@ -46,6 +47,23 @@ def test_asterix_has_its_own_values_in_the_authors_presets():
         assert (own.critic_coefficient, own.epsilon_start) == (0.25, 0.8)
         others = dataclasses.replace(own, critic_coefficient=1.0, epsilon_start=0.3)
         assert others == NCAPOConfig.preset(name, "minatar-seaquest")
+
+
+@pytest.mark.parametrize("name", ["default", "cpu"])
+def test_offpac_on_atari_has_ncapos_values_but_for_its_own(name):
+    config, like = OffPACConfig.preset(name, "ALE/Pong-v5"), NCAPOConfig.preset("atari")
+    shared = {field.name for field in dataclasses.fields(RetraceSettings)}
+    differing = {field for field in shared if getattr(config, field) != getattr(like, field)}
+    assert differing == {"tau_q", "epsilon_start", "epsilon_final"}
+    assert (config.tau_q, config.epsilon_start, config.epsilon_final) == (0.05, 0.0, 0.0)
+    assert (config.width, config.layer_norm, config.learning_rate, config.retrace_lambda) == (512, True, 5e-4, 0.8)
+    assert (config.behaviour, config.weight) == ("uniform", "advantage")
+
+
+def test_offpac_on_small_vectors_has_a_small_network():
+    config = OffPACConfig.preset("default", "CartPole-v1")
+    assert (config.width, config.layer_norm, config.learning_rate, config.retrace_lambda) == (64, False, 1e-3, 1.0)
+    assert (config.tau_q, config.frame_stack) == (0.05, 1)
 
 
 def test_override_parses_strings():

@@ -9,6 +9,7 @@ import numpy as np
 
 from capo.neural.algorithms.settings import CommonSettings
 from capo.neural.metrics import Rows
+from capo.neural.parts.policies import Sizes
 from capo.runs.layout import FRAMES, RETURN, SEED
 
 COLLAPSED = 0.02  # of the uniform policy's entropy
@@ -32,14 +33,14 @@ class CollapseWatch:
 
     Args:
         settings: of the run; they decide what is suggested.
-        n_actions: of the environment.
+        sizes: of the factors of an action; of its only one, if it is a single number.
         frames: of the plan, per seed.
         own: whether the agent acts itself during training.
     """
 
-    def __init__(self, settings: CommonSettings, n_actions: int, frames: int, own: bool = True) -> None:
+    def __init__(self, settings: CommonSettings, sizes: Sizes, frames: int, own: bool = True) -> None:
         self._settings, self._frames = settings, frames
-        self._most = math.log(max(n_actions, 1))
+        self._most = sum(math.log(size) for size in sizes)
         self._seeds: dict[float, _History] = {}
         # Where somebody else acts during training, its returns say nothing about the policy.
         own = own and getattr(settings, "behaviour", None) != "uniform"

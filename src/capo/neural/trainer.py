@@ -123,9 +123,8 @@ class Trainer:
         self._content: Callable[[], dict[str, Any]] = dict
         self._saved_at, self._saved_frames = time.monotonic(), -1
         self._warned_of_range = False
-        self._collapse = CollapseWatch(
-            plan.settings, learner.env.n_actions, plan.frames, own=plan.behaviour is None
-        )
+        sizes = learner.spec.factors or (learner.spec.n_actions,)
+        self._collapse = CollapseWatch(plan.settings, sizes, plan.frames, own=plan.behaviour is None)
         self._interrupts = Interrupts()
         self._pace = Pace(shown)
 

@@ -51,7 +51,6 @@ class TrainState:
     key: Array  # (K, 2) uint32, the seed's key; never changes
     era: int = field(default=0, metadata={"static": True})  # how often ``iteration`` went round
     normaliser: PyTree = ()  # running statistics of the observations; empty if they are not normalised
-    behind: PyTree = ()  # networks that act while the newest are still being made; empty if the newest act
 
     @property
     def reached(self) -> int:

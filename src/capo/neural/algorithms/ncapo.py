@@ -417,7 +417,7 @@ class NCAPOAlgorithm(OffPolicy):
         factors = self.network.factors
         if self.config.advantage_weight == "certain":
             advantage = self.certain_signs(batch, targets)
-            logged = {"certainty": certainty.mean_certainty(targets.log_pi, advantage)}
+            logged = {"certainty": certainty.mean_certainty(targets.log_pi, advantage, factors)}
         else:
             advantage, logged = self._sampled_advantage(batch, targets), {}
         pi_tilde = actor_target(targets.log_pi, advantage, self.config, factors)

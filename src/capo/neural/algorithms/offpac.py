@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal, Self
 import jax.numpy as jnp
 
 from capo.arrays import Array, Metrics
+from capo.envs.atari import is_atari
 from capo.neural.agent import Agent
 from capo.neural.algorithms.ncapo import NCAPOConfig
 from capo.neural.algorithms.offpolicy import OffPolicy, Targets
@@ -54,7 +55,7 @@ class OffPACConfig(RetraceSettings):
         same = {field.name: getattr(like, field.name) for field in dataclasses.fields(RetraceSettings)}
         own = dict(_OWN)
         if name in ("default", "cpu") and not is_minatar(env_name):
-            own |= _OWN_VECTOR
+            own |= _OWN_ATARI if is_atari(env_name) else _OWN_VECTOR
         elif name == "default":
             own |= _OWN_DEFAULT
         return cls(**same | own, weight="q" if name == "paper" else "advantage")
@@ -75,14 +76,16 @@ _OWN_DEFAULT: dict[str, Any] = {
     "replay_rollouts": 6400,
     "entropy_schedule": "constant",
 }
-# Nor do values that belong to NCAPO's certain signs.
+# NCAPO copies the critic's target network at every iteration, which was chosen for its certain signs.
+_OWN_ATARI: dict[str, Any] = {"tau_q": 0.05}  # table
+# Small vectors: no value that was chosen for NCAPO's certain signs.
 _OWN_VECTOR: dict[str, Any] = {
+    **_OWN_ATARI,
     "batch_size": 32,
     "retrace_lambda": 1.0,
     "learning_rate": 1e-3,
     "width": 64,
     "layer_norm": False,
-    "tau_q": 0.05,
     "clip_each_network": False,
 }
 

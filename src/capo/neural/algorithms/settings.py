@@ -60,7 +60,7 @@ TargetCritic = Literal["full", "head"]
 Critic = Literal["mean", "categorical"]
 Updates = Literal["joint", "separate"]
 Evaluation = Literal["sampled", "best"]
-Overlap = Literal["none", "acting", "learning"]
+Overlap = Literal["none", "acting"]
 
 
 @dataclass(frozen=True)
@@ -228,9 +228,7 @@ class CommonSettings(Settings):
     """Steps after which an episode is truncated, in training and evaluation; 0 sets no limit."""
     overlap: Overlap = "none"
     """What to do while environments on the host are stepped. none: wait. acting: step them in two groups, so that
-    the device chooses actions for one group while the other is stepped in its own threads (Atari). learning: in
-    addition, collect each iteration's rollouts with the networks from before the last iteration's learning, which
-    continues meanwhile; actions are one iteration behind."""
+    the device chooses actions for one group while the other is stepped in its own threads (Atari)."""
 
     @property
     def frames_per_iteration(self) -> int:

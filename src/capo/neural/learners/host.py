@@ -152,8 +152,6 @@ class HostLearner(Learner):
     def init(self, seeds: Sequence[int]) -> TrainState:
         keys = seed_keys(seeds, 1)
         state: TrainState = jax.jit(jax.vmap(self._init_seed))(self._init_params(seeds), keys)
-        if self.config.overlap == "learning":
-            state = replace(state, behind=self._acting(state))
         return state
 
     def shapes(self, seeds: Sequence[int]) -> TrainState:
@@ -184,8 +182,7 @@ class HostLearner(Learner):
         first = state.reached
         for now in range(first, first + iterations):
             epsilon = self.algorithm.exploration(np.float32(now * self.frames_per_iteration))
-            acting = state.behind or self._acting(state)
-            args = (*self._begin(acting, state.key, _iteration(now)), epsilon)
+            args = (*self._begin(self._acting(state), state.key, _iteration(now)), epsilon)
             try:
                 rollouts, episodes = self._collect(collector, args)
             except EnvironmentFailed as error:
@@ -222,13 +219,14 @@ class HostLearner(Learner):
     @property
     def _by_frames(self) -> bool:
         """Whether observations stay on the device: see :mod:`capo.neural.learners.frames`."""
-        stacked = self.spec.frame_stack > 1 or (self.config.overlap != "none" and self._splits)
+        stacked = self.spec.frame_stack > 1 or self._in_turns
         plain = self.spec.fixed_copies is None and self.spec.vector_copies is None and not self.spec.masked
         return stacked and plain and self.behaviour is None and not self.algorithm.cuts_rollouts
 
     @property
-    def _splits(self) -> bool:
-        return bool(getattr(self.env, "splits", False))
+    def _in_turns(self) -> bool:
+        """Whether the environments are stepped in two groups, each in threads of its own."""
+        return self.config.overlap == "acting" and bool(getattr(self.env, "splits", False))
 
     def _packed(self, rollouts: Rollout) -> Rollout:
         """Rollouts as :meth:`_learn_iteration` takes them."""
@@ -328,9 +326,8 @@ class HostLearner(Learner):
 
         def one(state: TrainState) -> tuple[TrainState, Metrics]:
             learn_key = jax.random.split(iteration.fold_into(state.key))[1]
-            behind = self._acting(state) if state.behind else ()
             state, metrics = self._learn(state, rollouts, iteration, learn_key)
-            return replace(state, iteration=state.iteration + 1, behind=behind), metrics
+            return replace(state, iteration=state.iteration + 1), metrics
 
         return jax.vmap(one)(state)
 
@@ -354,7 +351,7 @@ class HostLearner(Learner):
     def _open_groups(self) -> list[HostVector]:
         """The environments in two groups if they take turns, else in one; observations are single frames."""
         n = self.config.n_envs
-        halves = self.config.overlap != "none" and self._splits and n > 1
+        halves = self._in_turns and n > 1
         single = self.env.inner if self.spec.frame_stack > 1 else self.env
         groups: list[HostVector] = []
         try:

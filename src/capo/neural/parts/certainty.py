@@ -65,11 +65,15 @@ def keep_chance(log_pi: Array, sign: Array, share: float | Array, factors: Sizes
     return jnp.where((sign < 0.0) & (jnp.exp(log_pi) < share * chance), -sign, sign)
 
 
-def mean_certainty(log_pi: Array, sign: Array) -> Array:
+def mean_certainty(log_pi: Array, sign: Array, factors: Sizes = ()) -> Array:
     """How certain the signs (..., A) of a state are, 0 to 1: the mean of |sign| over the actions not chosen.
 
-    Actions that are not allowed do not count.
+    Actions that are not allowed do not count. With factors, one action of each is chosen.
+
+    >>> mean_certainty(jnp.log(jnp.full(4, 0.5)), jnp.array([1.0, -1.0, 1.0, -1.0]), (2, 2)).tolist()
+    1.0
     """
     allowed = log_pi > FORBIDDEN / 2
     others = jnp.where(allowed, 1.0 - jnp.exp(log_pi), 0.0)
-    return jnp.sum(others * jnp.abs(sign), axis=-1) / jnp.maximum(allowed.sum(axis=-1) - 1, 1)
+    chosen = max(len(factors), 1)
+    return jnp.sum(others * jnp.abs(sign), axis=-1) / jnp.maximum(allowed.sum(axis=-1) - chosen, 1)
