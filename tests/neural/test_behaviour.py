@@ -143,11 +143,29 @@ def test_the_agent_may_act_itself_after_all(tmp_path: Path) -> None:
         ((np.ones(6, np.int64), np.zeros(6)), "not above 0"),
         ((np.ones(6), np.ones(6)), "dtype float64, which are not integers"),
         (None, "an array of shape"),
+        ([[0.5, 0.5], [1.0]], "rows of different lengths"),
+        ((np.ones(6, np.int64), [[1.0], [1.0, 1.0]]), "rows of different lengths"),
+        ((np.ones(6, np.int64), np.full(6, "half")), "probabilities of dtype <U4, which are not numbers"),
+        ([np.ones(6, np.int64), np.ones(6)], r"shape \(2, 6\).*a tuple: the actions"),
     ],
 )
 def test_what_a_function_returns_is_checked(returned: Any, what: str) -> None:
     with pytest.raises(capo.CapoError, match=what):
         Behaviour(lambda _: returned, 1.0, 2, "f").on_host(OBS)
+
+
+def test_a_list_of_two_rows_is_no_pair() -> None:
+    """Only a tuple is: two environments have two rows."""
+    rows = [np.array([0.2, 0.8]), np.array([0.6, 0.4])]
+    found = Behaviour(lambda _: rows, 1.0, 2, "f").on_host(OBS[:2])
+    np.testing.assert_allclose(np.exp(found), rows, rtol=1e-6)
+    agent = capo.NCAPO("probe-action", **(SMALL | {"n_envs": 2})).learn(64, behaviour=lambda _: [[0.0, 1.0]] * 2)
+    assert (stored(agent)[0] == 1).all()
+
+
+def test_unsigned_actions_are_actions() -> None:
+    behaviour = Behaviour(lambda _: (np.ones(6, np.uint64), np.full(6, 0.5)), 1.0, 2, "f")
+    np.testing.assert_allclose(behaviour.on_host(OBS)[:, 1], np.log(0.5), rtol=1e-6)
 
 
 def test_mistakes_are_told_before_anything_is_trained() -> None:
@@ -246,7 +264,9 @@ def test_it_is_an_error_in_a_compiled_program_too() -> None:
 
 
 @pytest.mark.parametrize("env", [Doors(), "probe-action"], ids=["masked", "plain"])
-def test_the_same_behaviour_again_compiles_nothing(env: Any) -> None:
+def test_only_another_agent_compiles_nothing_again(env: Any) -> None:
+    """A function of jax may have other parameters by now, and a compiled program has those of its time."""
+
     def uniform(obs: Any) -> Any:
         rows = obs["action_mask"] if isinstance(obs, dict) else obs
         n_actions = N_ACTIONS if isinstance(obs, dict) else 2
@@ -255,7 +275,9 @@ def test_the_same_behaviour_again_compiles_nothing(env: Any) -> None:
     agent, other = (capo.NCAPO(env, **SMALL) for _ in range(2))
     for behaviour in (uniform, other):
         learner = agent.learn(64, behaviour=behaviour, horizon=640).learner
-        assert agent.learn(64, behaviour=behaviour, horizon=640).learner is learner
+        again = agent.learn(64, behaviour=behaviour, horizon=640).learner
+        assert (again is learner) == (behaviour is other)
+    learner = again
     other.learn(64)
     assert agent.learn(64, behaviour=other, horizon=640).learner is not learner, "the policy as it is now"
 
@@ -363,5 +385,5 @@ def test_a_function_that_fails_inside_a_compiled_program_is_named() -> None:
         return np.full((len(obs), 2), 0.5)
 
     agent = capo.NCAPO("probe-action", **SMALL)
-    with pytest.raises(capo.CapoError, match=r"the function fails\) raised OSError: the robot is gone\. What was"):
+    with pytest.raises(capo.CapoError, match=r"the function fails\) raised OSError: the robot is gone\. The"):
         agent.learn(640, behaviour=fails)

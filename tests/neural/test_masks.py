@@ -595,3 +595,20 @@ def test_masks_of_factors_may_be_given_one_by_one():
     np.testing.assert_array_equal(check_masks(each, 1, 5, (3, 2)), [[True, False, True, False, True]])
     batch = tuple(np.stack([own, own]) for own in each)
     np.testing.assert_array_equal(check_masks(batch, 2, 5, (3, 2)), check_masks(each, 2, 5, (3, 2)))
+
+
+@pytest.mark.parametrize(
+    ("each", "given"),
+    [
+        ((np.ones(2), np.ones((1, 3))), r"shapes \(2,\) and \(1, 3\)"),
+        ((np.ones(3), np.ones(2)), r"shapes \(3,\) and \(2,\)"),
+        ((np.ones((4, 2)), np.ones((4, 3))), r"shapes \(4, 2\) and \(4, 3\)"),
+        (([[1], [1, 0]], np.ones(3)), "rows of different lengths"),
+    ],
+)
+def test_masks_of_factors_of_other_shapes_are_told(each, given):
+    allowed = r"their shapes must be \(2,\) and \(3,\), or \(1, 2\) and \(1, 3\)"
+    with pytest.raises(capo.CapoError, match=f"one array per factor with {given}; {allowed}"):
+        check_masks(each, 1, 5, (2, 3))
+    rows = ([1, 0, 1, 0, 1],)  # a batch of one, as a tuple
+    np.testing.assert_array_equal(check_masks(rows, 1, 5, (2, 3)), [[True, False, True, False, True]])

@@ -123,7 +123,7 @@ class Agent(StoredAgent):
                 metrics.csv; returning False stops the run.
             horizon: a new horizon for the schedules, in frames since the start of training.
             behaviour: what acts during this call, for off-policy algorithms: a function of observations (N, ...)
-                that returns the probabilities (N, actions) of all actions, or a pair of the actions (N,) it takes
+                that returns the probabilities (N, actions) of all actions, or a tuple of the actions (N,) it takes
                 and their probabilities (N,); another agent; or a :class:`capo.Mixture` of either with the agent's
                 own policy. It is not saved: give it again to continue a run that was stopped. None or ``"own"``:
                 the agent's own policy.
@@ -211,9 +211,12 @@ class Agent(StoredAgent):
         return Plan(settings, self._states.iteration + iterations, log_every, note)
 
     def _learner_for(self, settings: CommonSettings, acting: Behaviour | None = None) -> Learner:
-        """The learner with these settings: the one there is, or a new one, since they are compiled in."""
+        """The learner with these settings and this behaviour: the one there is, or a new one.
+
+        Both are compiled in.
+        """
         learner = self._learner
-        if learner is None or learner.config != settings or learner.behaviour != acting:
+        if learner is None or learner.config != settings or not _acts(learner, acting):
             self._close_environments()
             n_seeds = len(self._states.groups[0].seeds)
             algorithm = self._algorithm(settings, self.env, self._setup.own)
@@ -245,6 +248,11 @@ class Agent(StoredAgent):
     def _close_environments(self) -> None:
         if self._learner is not None:
             self._learner.close()
+
+
+def _acts(learner: Learner, acting: Behaviour | None) -> bool:
+    """Whether a learner can go on with this behaviour, or none."""
+    return acting is None if learner.behaviour is None else learner.behaviour.is_still(acting)
 
 
 def _frames(frames: int | None, total_timesteps: int | None) -> int:

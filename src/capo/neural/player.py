@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MethodType
 from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
@@ -308,7 +309,7 @@ def make_behaviour(given: Any, agent: Player) -> Behaviour:
         function: Callable[[Any], Any] = _AgentPolicy(given)
         note = f"another agent ({type(given).__name__})"
     elif callable(given):
-        function = given if spec.layout is None else _OnParts(given, spec.layout)
+        function = _UserFunction(given, spec.layout)
         note = f"the function {getattr(given, '__name__', type(given).__name__)}"
     else:
         raise CapoError(
@@ -318,22 +319,37 @@ def make_behaviour(given: Any, agent: Player) -> Behaviour:
     if share < 1:
         note = f"a mixture: {share:g} of {note}, the rest of the agent's own policy"
     note = note if note.isprintable() else "a function"
-    return Behaviour(function, share, spec.n_actions, note, spec.factors, spec.layout)
+    fixed = isinstance(function, _AgentPolicy)
+    return Behaviour(function, share, spec.n_actions, note, spec.factors, spec.layout, fixed)
 
 
-@dataclass(frozen=True)
-class _OnParts:
-    """A user's behaviour on observations that are packed: it gets a dict of their parts.
+@dataclass(frozen=True, eq=False)
+class _UserFunction:
+    """A user's behaviour; if observations are packed, it gets a dict of their parts.
 
     One that has no name, since it is the whole observation beside an action mask, is called ``observation``.
-    Two of the same function are equal, so that a second ``learn`` compiles nothing.
+    Two are equal if they are of the same object, whatever this object takes for equal.
     """
 
     function: Callable[[Any], Any]
-    layout: Layout
+    layout: Layout | None
 
     def __call__(self, observations: Any) -> Any:
+        if self.layout is None:
+            return self.function(observations)
         return self.function({name or "observation": x for name, x in self.layout.unpack(observations).items()})
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _UserFunction) and self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+    @property
+    def _identity(self) -> tuple[int, ...]:
+        if isinstance(self.function, MethodType):  # every access to a method makes another object
+            return id(self.function.__self__), id(self.function.__func__)
+        return (id(self.function),)
 
 
 class _AgentPolicy:
@@ -341,7 +357,8 @@ class _AgentPolicy:
 
     def __init__(self, agent: Player) -> None:
         self._function = agent.as_function()
-        self._policy = (agent, agent._states.iteration, agent._playing)
+        group, _ = agent._states.playable(agent.seeds[agent._playing], agent.learner)
+        self._policy = (agent, group.iteration, agent._playing)
 
     def __call__(self, observations: Any) -> Array:
         return self._function(observations)

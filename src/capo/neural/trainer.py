@@ -27,6 +27,7 @@ from capo.files import DiskError
 from capo.neural.algorithms.settings import CommonSettings
 from capo.neural.collapse import CollapseWatch
 from capo.neural.learners import Learner
+from capo.neural.learners.behaviours import BehaviourFailed
 from capo.neural.learners.protocol import available_memory
 from capo.neural.metrics import BadEnvironment, Diverged, Rows, blank, divergences, is_finite, rows
 from capo.neural.pace import Pace
@@ -277,13 +278,13 @@ class Trainer:
         """Run one chunk of a group; returns its log point."""
         try:
             return self._chunk(group)
-        except EnvironmentFailed as error:
+        except (EnvironmentFailed, BehaviourFailed) as error:
             frames = group.iteration * self.plan.frames_per_iteration
             learned = f"The agent keeps what it learned up to frame {frames:,}"
             if group.state is None and frames:
                 learned = "A parameter had already become nan or infinite, so the agent cannot continue"
             folder = f"; the newest checkpoint is {self.newest}" if self.newest else ""
-            raise EnvironmentFailed(f"{error}. {learned}{folder}") from error.__cause__
+            raise type(error)(f"{error}. {learned}{folder}") from error.__cause__
 
     def _chunk(self, group: SeedGroup) -> Rows:
         plan, learner = self.plan, self.learner

@@ -4,7 +4,7 @@ Off-policy algorithms learn from the actions of any policy, as long as they know
 it was taken: Retrace divides by it. So a behaviour is a function of observations that gives, for a batch of N,
 
     the probabilities (N, A) of all actions, from which capo draws with the run's own random numbers; or
-    actions (N,) that it chose itself, and the probability (N,) with which it chose each of them.
+    a tuple: actions (N,) that it chose itself, and the probability (N,) with which it chose each of them.
 
 Where actions have F factors, A counts the actions of all of them, side by side, each factor's probabilities sum to
 1, and actions are (N, F), every factor counted from 0. Where the environment has action masks, probabilities are
@@ -31,9 +31,13 @@ from capo.neural.parts import policies
 
 Function = Callable[[Any], Any]
 _FORMS = (
-    "it must return the probabilities (n, actions) of all actions, or a pair: the actions (n,) it takes and the "
+    "it must return the probabilities (n, actions) of all actions, or a tuple: the actions (n,) it takes and the "
     "probability (n,) of each of them"
 )
+
+
+class BehaviourFailed(CapoError):
+    """A behaviour raised an error, or returned something else than it must."""
 
 
 @dataclass(frozen=True)
@@ -58,14 +62,16 @@ class Mixture:
 class Behaviour:
     """A function that acts on ``n_actions`` actions, with probability ``share`` at every step.
 
-    Two are equal if they act alike, so that a compiled program serves both.
+    Two are equal if they have the same function: see :meth:`is_still` for whether a compiled program serves both.
 
     Attributes:
         function: see the top of this file; it gets observations (N, *observation_shape) as the networks do.
         note: what it is, in words.
         factors: sizes of the factors of an action; () if it is a single number.
         layout: of the observations; it finds the action masks, if there are any.
+        fixed: whether the function can't change, like the policy of another agent at one iteration.
         draws: whether it chooses actions itself; None before its first call.
+        traceable: whether a compiled program contains it, or else calls it on the host; None before :meth:`check`.
         failure: what it raised when it was called from a compiled program, which can't raise it as it is.
     """
 
@@ -75,30 +81,61 @@ class Behaviour:
     note: str = field(compare=False)
     factors: policies.Sizes = ()
     layout: Layout | None = None
+    fixed: bool = field(default=False, compare=False)
     draws: bool | None = field(default=None, init=False, compare=False)
-    failure: CapoError | None = field(default=None, init=False, compare=False)
+    traceable: bool | None = field(default=None, init=False, compare=False)
+    failure: BaseException | None = field(default=None, init=False, compare=False)
+    _in_jax: bool = field(default=False, init=False, compare=False, repr=False)  # whether it returned jax arrays
+
+    def is_still(self, other: Behaviour | None) -> bool:
+        """Whether what was compiled with this behaviour serves ``other`` too.
+
+        A program has the function's constants in it if it was traced. So the same function, whose parameters may
+        have changed since, needs a new program then.
+        """
+        return self == other and (self.fixed or not self.traceable)
+
+    def check(self, observations: NDArray) -> None:
+        """Call the function on concrete observations, and find out how a compiled program is to call it.
+
+        One that draws actions is called on the host: its random numbers would be drawn once, when it is traced.
+
+        Raises:
+            BehaviourFailed: if it raises, returns something else than it must, or can't be traced twice.
+        """
+        self.on_host(observations)
+        if self.traceable is not None:
+            return
+        self.traceable = False
+        if self.draws or not self._in_jax:
+            return
+        self.traceable = self.is_traceable(observations.shape, observations.dtype)
+        try:
+            self.on_host(observations)
+        except BehaviourFailed as error:
+            if not isinstance(error.__cause__, TypeError):  # not what jax says of a trace's abstract array
+                raise
+            raise BehaviourFailed(
+                f"behaviour ({self.note}) keeps a jax array, such as a random key, from one call to the next; a "
+                "compiled program cannot. Return numpy arrays (np.asarray(...)), and it is called at every step"
+            ) from error
 
     def on_host(self, observations: NDArray) -> NDArray:
         """Log-probabilities (N, A) for concrete observations; -inf but for the chosen action if it draws itself.
 
         Raises:
-            CapoError: if the function raises, or returns something else than it must.
+            BehaviourFailed: if the function raises, or returns something else than it must.
         """
-        try:
-            result = self.function(observations)
-        except CapoError:
-            raise
-        except Exception as error:
-            raise CapoError(f"behaviour ({self.note}) raised {describe_error(error)}") from error
+        result = self._call(observations)
         self._note_form(result)
         count, mask = len(observations), self._mask(observations)
         if self.draws:
-            actions, probabilities = self._pair(np.asarray(result[0]), np.asarray(result[1]), count, mask)
+            actions, probabilities = self._pair(self._array(result[0]), self._array(result[1]), count, mask)
             log_mu = np.full((count, self.n_actions), -np.inf, np.float32)
             log_mu[np.arange(count)[:, None], actions] = 0.0  # of several factors, the first has the probability
             log_mu[np.arange(count), actions[:, 0]] = np.log(probabilities)
             return log_mu
-        found = self._distribution(np.asarray(result), count)
+        found = self._distribution(self._array(result), count)
         if mask is not None:
             found = self._allowed(np, found, mask)
             if self._empty(found, mask).any():
@@ -107,42 +144,37 @@ class Behaviour:
             return np.log(found, dtype=np.float32)
 
     def traced(self, observations: Array) -> Array:
-        """The same inside a jitted program: traced if the function is written in jax, else called on the host.
+        """The same inside a jitted program: as :meth:`check`, which comes first, found that it is to be called.
 
-        A function that draws actions is called on the host too if there are action masks: only there can it be
-        told that it took one that is not allowed. :meth:`on_host` must have been called before, which checks what
-        the function returns. Probabilities of actions that are all forbidden become nan, which ends the training.
+        Probabilities of actions that are all forbidden become nan, which ends the training.
         """
-        shape = jax.ShapeDtypeStruct((len(observations), self.n_actions), jnp.float32)  # type: ignore[no-untyped-call]
-        mask = self._mask(observations)
-        checked = self.draws and mask is not None
-        if checked or not self.is_traceable(observations.shape, observations.dtype):
+        if not self.traceable:
+            shape = jax.ShapeDtypeStruct((len(observations), self.n_actions), jnp.float32)  # type: ignore[no-untyped-call]
             called: Array = io_callback(self._called, shape, observations)
             return called
-        result = self.function(observations)
-        if not self.draws:
-            found = jnp.asarray(result, jnp.float32)
-            if mask is not None:
-                found = self._allowed(jnp, found, mask)
-                found = jnp.where(self._empty(found, mask)[:, None], jnp.nan, found)
-            return jnp.log(found)
-        actions, probabilities = map(jnp.asarray, result)
-        places = (actions if self.factors else actions[:, None]) + np.array(self._starts)
-        log_p = jnp.log(probabilities.astype(jnp.float32))[:, None]
-        if self.factors:
-            log_p = jnp.where(np.arange(self.n_actions) < self.factors[0], log_p, 0.0)
-        return jnp.where(policies.is_taken(places, self.n_actions, (1,)), log_p, -jnp.inf)
+        mask, result = self._mask(observations), self._call(observations)
+        found = jnp.asarray(result, jnp.float32)
+        if mask is not None:
+            found = self._allowed(jnp, found, mask)
+            found = jnp.where(self._empty(found, mask)[:, None], jnp.nan, found)
+        return jnp.log(found)
 
     def _called(self, observations: Array) -> NDArray:
         """:meth:`on_host`, from a compiled program."""
         try:
             return self.on_host(np.asarray(observations))
-        except CapoError as error:
+        except BaseException as error:  # a signal's, too
             self.failure = error
             raise
 
+    def _call(self, observations: Any) -> Any:
+        try:
+            return self.function(observations)
+        except Exception as error:
+            raise BehaviourFailed(f"behaviour ({self.note}) raised {describe_error(error)}") from error
+
     def is_traceable(self, shape: tuple[int, ...], dtype: Any) -> bool:
-        """Whether the function is one of jax: given an abstract array, it returns jax's arrays.
+        """Whether the function is one of jax: given an abstract array, it returns jax's probabilities.
 
         One that returns numpy's would be called once, and its result repeated for ever.
         """
@@ -150,8 +182,8 @@ class Behaviour:
 
         def trace(observations: Array) -> Array:
             result = self.function(observations)
-            leaves = result if isinstance(result, tuple | list) else [result]
-            found.append(all(isinstance(leaf, jax.Array) for leaf in leaves))
+            whole = _is_of_jax(result) and jnp.asarray(result).shape == (shape[0], self.n_actions)
+            found.append(whole)
             return jnp.zeros(())
 
         try:
@@ -178,12 +210,20 @@ class Behaviour:
         return jnp.logaddexp(given + np.log(self.share), own + np.log1p(-self.share))
 
     def _note_form(self, result: Any) -> None:
-        draws = isinstance(result, tuple | list) and len(result) == 2
+        draws = isinstance(result, tuple) and len(result) == 2  # a list of two is the rows of two observations
         if self.draws not in (None, draws):
-            raise CapoError(
+            raise BehaviourFailed(
                 f"behaviour ({self.note}) returned a pair in one call and a single array in another: {_FORMS}"
             )
-        self.draws = draws
+        self.draws, self._in_jax = draws, _is_of_jax(result)
+
+    def _array(self, returned: Any) -> NDArray:
+        try:
+            return np.asarray(returned)
+        except ValueError:
+            raise self._wrong("rows of different lengths") from None
+        except Exception as error:  # an abstract array of jax that the function kept, or whatever an object says
+            raise self._wrong(f"what is not an array ({describe_error(error)})") from error
 
     def _pair(
         self, actions: NDArray, probabilities: NDArray, count: int, mask: NDArray | None
@@ -195,13 +235,15 @@ class Behaviour:
             raise self._wrong(f"{shapes} for {count} observations")
         if actions.dtype.kind not in "iu":
             raise self._wrong(f"actions of dtype {actions.dtype}, which are not integers")
+        if probabilities.dtype.kind not in "fiu":
+            raise self._wrong(f"probabilities of dtype {probabilities.dtype}, which are not numbers")
         actions, sizes = actions.reshape(count, -1), np.array(self._sizes)
         if ((actions < 0) | (actions >= sizes)).any():
             most = " and ".join(str(size - 1) for size in dict.fromkeys(self._sizes))
             raise self._wrong(f"an action outside 0 to {most}")
         if not ((probabilities > 0) & (probabilities <= 1 + 1e-5)).all():
             raise self._wrong("a probability of a taken action that is not above 0 and at most 1")
-        places = actions + np.array(self._starts)
+        places = actions.astype(np.int64) + np.array(self._starts)
         if mask is not None and not np.take_along_axis(mask, places, axis=1)[mask.any(axis=1)].all():
             raise self._wrong("an action that the environment's action mask does not allow")
         return places, probabilities
@@ -248,5 +290,11 @@ class Behaviour:
         """The action masks (N, A) of packed observations; None if there are none."""
         return self.layout.mask(observations) if self.layout is not None and self.layout.masked else None
 
-    def _wrong(self, what: str) -> CapoError:
-        return CapoError(f"behaviour ({self.note}) returned {what}: {_FORMS}")
+    def _wrong(self, what: str) -> BehaviourFailed:
+        return BehaviourFailed(f"behaviour ({self.note}) returned {what}: {_FORMS}")
+
+
+def _is_of_jax(result: Any) -> bool:
+    """Whether what a function returned is made of jax's arrays."""
+    leaves = result if isinstance(result, tuple | list) else [result]
+    return all(isinstance(leaf, jax.Array) for leaf in leaves)

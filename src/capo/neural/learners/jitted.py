@@ -61,6 +61,7 @@ class JittedLearner(Learner):
         super().__init__(algorithm, env, n_seeds, eval_env)
         self._steppable, self._eval_steppable = steppable(self.env), steppable(self.eval_env)
         self._compiled: dict[int, Any] = {}  # by era
+        self._kept: TrainState | None = None
         self._evaluate = jax.jit(self._evaluate_on_devices, static_argnames=("episodes", "deterministic"))
 
     @property
@@ -118,12 +119,12 @@ class JittedLearner(Learner):
             begin = time.perf_counter()
             if self.behaviour is not None:  # what it returns is checked here, on real observations
                 keys = jax.random.split(jax.random.PRNGKey(0), self.config.n_envs)
-                self.behaviour.on_host(np.asarray(jax.vmap(self._steppable.reset)(keys)[1]))
+                self.behaviour.check(np.asarray(jax.vmap(self._steppable.reset)(keys)[1]))
             shapes = replace(self.shapes(range(self.n_seeds)), era=era)
             if self.mesh is not None:
                 shapes = jax.tree.map(partial(_placed, sharding=NamedSharding(self.mesh, _SEEDS)), shapes)
             run = self._spread(self._run, (_SEEDS, _WHOLE), (_SEEDS, _ROWS))
-            lowered = jax.jit(run, donate_argnums=0).lower(shapes, jnp.int32(0))
+            lowered = jax.jit(run, donate_argnums=() if self._calls_host else 0).lower(shapes, jnp.int32(0))
             self._compiled[era] = lowered.compile(compiler_options=_compiler_options())
             self.compile_seconds = self.compile_seconds or time.perf_counter() - begin
         assert self.compile_seconds is not None
@@ -135,25 +136,41 @@ class JittedLearner(Learner):
         plan = next(iter(self._compiled.values())).memory_analysis()
         if plan is None:
             return None
-        return self.n_devices * int(plan.argument_size_in_bytes + plan.temp_size_in_bytes)
+        needed = plan.argument_size_in_bytes + plan.temp_size_in_bytes
+        if self._calls_host:  # the result does not take the place of the state
+            needed += plan.output_size_in_bytes
+        return self.n_devices * int(needed)
+
+    @property
+    def _calls_host(self) -> bool:
+        """Whether the compiled program calls a behaviour, which may fail: it leaves the state that it is given."""
+        return self.behaviour is not None and not self.behaviour.traceable
 
     def run(self, state: TrainState, iterations: int) -> tuple[TrainState, dict[str, NDArray]]:
-        state = self.place(state)
+        self._kept = state = self.place(state)
         at = state.reached
         end = at + iterations
         rows: list[dict[str, NDArray]] = []
         while at < end:
             now = min(CHUNK, end - at, ERA - at % ERA)
             self.compile(state.era)
+            self._kept = state if self._calls_host else None  # otherwise the program takes its memory
             with self._behaviours_own_error():
                 state, metrics = self._compiled[state.era](state, jnp.int32(now))
                 rows.append({name: np.asarray(values)[:now] for name, values in metrics.items()})
             at += now
             if at % ERA == 0:
                 state = self.place(state.in_era(at // ERA))
+            self._kept = state
+        self._kept = None
         if not rows:
             return state, {}
         return state, {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
+
+    def recover(self) -> TrainState | None:
+        """The state before the call of the compiled program that raised, unless the program took its memory."""
+        kept, self._kept = self._kept, None
+        return kept
 
     @contextmanager
     def _behaviours_own_error(self) -> Iterator[None]:
@@ -165,9 +182,8 @@ class JittedLearner(Learner):
         except Exception:
             if self.behaviour is None or self.behaviour.failure is None:
                 raise
-            raise CapoError(
-                f"{self.behaviour.failure}. What was learned since the last log point or checkpoint is lost"
-            ) from self.behaviour.failure
+            failure, self.behaviour.failure = self.behaviour.failure, None
+            raise failure from failure.__cause__
 
     def _run(self, state: TrainState, iterations: Array) -> tuple[TrainState, Metrics]:
         """Up to CHUNK iterations; the number is an argument, so that every number is the same program."""

@@ -423,8 +423,8 @@ def check_masks(action_masks: Any, batch: int, n_actions: int, factors: policies
     """
     if action_masks is None:
         return np.ones((batch, n_actions), np.bool_)
-    if factors and isinstance(action_masks, tuple):  # one array per factor, as infos may have it
-        action_masks = np.concatenate([np.atleast_1d(own) for own in action_masks], axis=-1)
+    if factors and isinstance(action_masks, tuple) and len(action_masks) == len(factors):
+        action_masks = _joined(action_masks, batch, factors)
     try:
         mask = np.asarray(action_masks, bool)
     except ValueError:  # rows of different lengths
@@ -439,6 +439,27 @@ def check_masks(action_masks: Any, batch: int, n_actions: int, factors: policies
             which = f"action of factor {index}" if factors else "action at all"
             raise CapoError(f"action_masks allows no {which} for some observation")
     return mask
+
+
+def _joined(each: tuple[Any, ...], batch: int, factors: policies.Sizes) -> NDArray:
+    """Masks (A,) or (batch, A) of all factors, from one array per factor, as infos may have it."""
+    singly, together = [(size,) for size in factors], [(batch, size) for size in factors]
+    try:
+        arrays = [np.atleast_1d(np.asarray(own, bool)) for own in each]
+    except ValueError:  # rows of different lengths
+        arrays = []
+    shapes = [own.shape for own in arrays]
+    if shapes not in (singly, together):
+        given = f"shapes {_listed(shapes)}" if arrays else "rows of different lengths"
+        raise CapoError(
+            f"action_masks has one array per factor with {given}; their shapes must be {_listed(singly)}, or "
+            f"{_listed(together)}"
+        )
+    return np.concatenate(arrays, axis=-1)
+
+
+def _listed(shapes: Sequence[tuple[int, ...]]) -> str:
+    return " and ".join(map(str, shapes))
 
 
 def seed_keys(seeds: Sequence[int], n_seeds: int) -> Array:
