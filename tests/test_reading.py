@@ -98,3 +98,9 @@ def test_free_memory_heeds_the_limit_of_the_process(monkeypatch):
         pytest.skip("needs /proc")
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1000, 1000))
     assert reading.free_memory() == 0
+
+
+def test_text_from_a_file_cannot_control_the_screen():
+    from capo.reading import escaped
+
+    assert escaped("\x1b[2Jé\n\tx\r\ud800") == "\\x1b[2Jé\n\tx\\r\\ud800"

@@ -9,6 +9,7 @@ floating point with a bound on every rounding error, or, with --exact, in ration
 
 import hashlib
 import json
+import math
 import sys
 import zipfile
 from fractions import Fraction
@@ -18,20 +19,26 @@ import numpy as np
 UNIT = 2.0**-53  # the greatest relative error of one operation
 TINY = 2.0**-1000  # more than all underflows of a sum together
 BLOCK = 1 << 20  # transitions handled at once
-MOST_BYTES = 1 << 36
 
 
-def load(path, formats):
-    """The arrays of an .npz and its manifest; nothing is unpickled, and sizes are checked first."""
-    with zipfile.ZipFile(path) as archive:
-        if sum(member.file_size for member in archive.infolist()) > MOST_BYTES:
-            raise ValueError(f"{path} is too large")
-    with np.load(path, allow_pickle=False) as archive:
-        arrays = dict(archive)
-    manifest = json.loads(arrays.pop("manifest").tobytes())
+def read(archive, name, types, shape, most=1 << 36):
+    """One array of an .npz, after its header was checked: no pickle. None in ``shape`` stands for any number."""
+    member = archive.getinfo(f"{name}.npy")
+    with archive.open(member) as file:
+        version, (found, _, dtype) = np.lib.format.read_magic(file), np.lib.format.read_array_header_1_0(file)
+        wanted = tuple(n if m is None else m for n, m in zip(found, shape, strict=True))
+        end = file.tell() + math.prod(found) * dtype.itemsize
+        if not ((version, found) == ((1, 0), wanted) and dtype.str in types and end == member.file_size <= most):
+            raise ValueError(f"array {name} has the wrong type, shape or size")
+        file.seek(0)
+        return np.lib.format.read_array(file, allow_pickle=False)
+
+
+def read_manifest(archive, *formats):
+    manifest = json.loads(read(archive, "manifest", "|u1", (None,), 1 << 20).tobytes())
     if manifest["format"] not in formats:
-        raise ValueError(f"{path} has format {manifest['format']}")
-    return arrays, manifest
+        raise ValueError(f"the file has format {manifest['format']!a}")
+    return manifest
 
 
 def sha256(array, dtype):
@@ -40,19 +47,22 @@ def sha256(array, dtype):
 
 def read_mdp(path):
     """gamma, reward and allowed (S, A), first (pairs + 1,), successor and weight (entries,), and the digest."""
-    arrays, manifest = load(path, ("capo-mdp-1", "capo-mdp-2"))
-    reward, gamma = arrays["reward"] + 0.0, float(manifest["gamma"])
-    n_states, n_actions = reward.shape
-    if "transition" in arrays:
-        rows = arrays["transition"].reshape(n_states * n_actions, n_states)
-        pair, successor = np.nonzero(rows)
-        weight, width = rows[pair, successor], np.bincount(pair, minlength=len(rows))
-    else:
-        successor, weight, width = arrays["indices"], arrays["data"], np.diff(arrays["indptr"])
-    allowed = arrays.get("actions", np.ones(reward.shape, bool))
+    with zipfile.ZipFile(path) as archive:
+        gamma = float(read_manifest(archive, "capo-mdp-1", "capo-mdp-2")["gamma"])
+        reward, names = read(archive, "reward", "<f8", (None, None)) + 0.0, archive.namelist()
+        n_states, n_actions = reward.shape
+        if "transition.npy" in names:
+            rows = read(archive, "transition", "<f8", (*reward.shape, n_states)).reshape(reward.size, n_states)
+            pair, successor = np.nonzero(rows)
+            weight, width = rows[pair, successor], np.bincount(pair, minlength=len(rows))
+        else:
+            width = np.diff(read(archive, "indptr", "<i4 <i8", (reward.size + 1,)))
+            successor = read(archive, "indices", "<i4 <i8", (None,))
+            weight = read(archive, "data", "<f8", (None,))
+        masked = "actions.npy" in names
+        allowed = read(archive, "actions", "|b1", reward.shape) if masked else np.ones(reward.shape, bool)
     first = np.concatenate([[0], np.cumsum(width, dtype=np.int64)])
-    sound = len(width) == reward.size and allowed.shape == reward.shape and allowed.any(axis=1).all()
-    sound = sound and (width >= 0).all() and first[-1] == len(successor) == len(weight)
+    sound = allowed.any(axis=1).all() and (width >= 0).all() and first[-1] == len(successor) == len(weight)
     sound = sound and ((width > 0) == allowed.ravel()).all() and 0 <= successor.min() <= successor.max() < n_states
     if not (sound and 0 < gamma < 1 and np.isfinite(reward).all() and (weight > 0).all() and (weight <= 2).all()):
         raise ValueError(f"{path} is not an MDP")
@@ -62,22 +72,21 @@ def read_mdp(path):
     return gamma, reward, allowed, first, successor, weight, digest
 
 
-def read_proof(path, shape, digest):
+def read_proof(path, gamma, shape, digest):
     """Policy weights (S, A), v (S,), the covered states (S,) and the claims."""
-    arrays, claims = load(path, ("capo-proof-1",))
-    policy, values, covered = arrays["policy"], arrays["values"], arrays["covered"]
-    kinds = [(array.dtype, array.shape) for array in (policy, values, covered)]
-    if kinds != [(np.float64, shape), (np.float64, shape[:1]), (np.bool_, shape[:1])] or not covered.any():
-        raise ValueError("an array has the wrong type or shape")
+    with zipfile.ZipFile(path) as archive:
+        claims, policy = read_manifest(archive, "capo-proof-1"), read(archive, "policy", "<f8", shape)
+        values = read(archive, "values", "<f8", shape[:1])
+        covered = read(archive, "covered", "|b1", shape[:1])
     said, parts = claims.pop("sha256"), ((policy, "<f8"), (values, "<f8"), (covered, "|b1"))
     text = json.dumps(claims, sort_keys=True).encode() + b"".join(sha256(*part) for part in parts)
     if said != hashlib.sha256(text).hexdigest():
         raise ValueError("the checksum does not match: the file was changed")
-    if claims["mdp"] != digest:
+    if repr([claims[name] for name in ("mdp", "gamma", "states", "actions")]) != repr([digest, gamma, *shape]):
         raise ValueError("the proof is for another MDP")
-    total = policy.sum(axis=1)
-    if not (np.isfinite(values).all() and (policy >= 0).all() and (total > 0.5).all() and (total < 2).all()):
-        raise ValueError("the policy or the values are not finite, or the policy is not a distribution")
+    total, finite = policy.sum(axis=1), np.isfinite(values).all()
+    if not (finite and (policy >= 0).all() and ((total > 0.5) & (total < 2)).all() and covered.any()):
+        raise ValueError("infinite values, a policy that is not a distribution, or no covered state")
     return policy, values, covered, claims
 
 
@@ -106,8 +115,8 @@ def residuals(mdp, policy, values, covered):
             raise ValueError("the policy takes an action that is not allowed")
         size = 1.001 * (2 * n_actions + 2) * UNIT * (w * np.abs(lows)).sum(axis=1) / w.sum(axis=1) + TINY
         followed = np.nextafter((w * lows).sum(axis=1) / w.sum(axis=1) - size, -np.inf)
-        if not (np.isfinite(above).all() and np.isfinite(followed).all()):
-            raise ValueError("the values are too large")
+        if not (np.isfinite(above).all() and np.isfinite(followed).all() and ((total > 0.5) & (total < 2)).all()):
+            raise ValueError("the values overflow, or the weights p(s, a, .) do not sum to about 1")
         low = min(low, followed[here].min(initial=np.inf))
         high = max(high, above[covered[state]].max(initial=-np.inf))
         start = end
@@ -133,10 +142,9 @@ def exact_residuals(mdp, policy, values, covered):
 def main(arguments):
     exact, (proof, mdp_file) = "--exact" in arguments, [name for name in arguments if name != "--exact"]
     mdp = read_mdp(mdp_file)
-    policy, values, covered, claims = read_proof(proof, mdp[1].shape, mdp[-1])
-    low, high = residuals(mdp, policy, values, covered)  # checks the covered states and the action sets, too
-    if exact:
-        low, high = exact_residuals(mdp, policy, values, covered)
+    policy, values, covered, claims = read_proof(proof, mdp[0], mdp[1].shape, mdp[-1])
+    found = residuals(mdp, policy, values, covered)  # checks the covered states and the action sets, too
+    low, high = exact_residuals(mdp, policy, values, covered) if exact else found
     left = 1 - Fraction(mdp[0])
     lower, upper, gap = (Fraction(float(claims[name])) for name in ("lower", "upper", "gap_bound"))
     held = low / left >= lower and high / left <= upper and (high - low) / left <= gap
@@ -149,4 +157,4 @@ if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:]))
     except Exception as problem:
-        sys.exit(f"NOT PROVED: {type(problem).__name__}: {problem}")
+        sys.exit(f"NOT PROVED: {type(problem).__name__}: {str(problem)[:200]}")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from capo.errors import CapoError
+from capo.errors import CapoError, unknown_name
 
 MAX_SEEDS = 10_000  # of one agent
 MAX_TABULAR_SEEDS = 10_000_000  # of one call of solve_many
@@ -45,7 +45,7 @@ def between(name: str, value: Any, low: float, high: float) -> float:
 
 def seeds(given: Any) -> npt.NDArray[np.int64]:
     """The seeds (n,) of a tabular run: 0 to n - 1 for a number n, or the list that was given."""
-    if isinstance(given, Sequence | np.ndarray) and not isinstance(given, str):
+    if isinstance(given, Sequence | np.ndarray) and not isinstance(given, str) and getattr(given, "ndim", True):
         which = [whole("seed", seed, 0) for seed in given]
         if not which:
             raise CapoError(f"seeds={given!r} must have at least one seed")
@@ -58,6 +58,20 @@ def as_path(call: str, given: Any) -> Path:
     if not isinstance(given, str | os.PathLike) or not os.fspath(given):
         raise CapoError(f"{call}: {given!r} is not the name of a file or folder")
     return Path(given)
+
+
+def printable(name: str, given: Any) -> str:
+    """Text that is safe to show on a screen: one line, without control characters."""
+    if not isinstance(given, str) or not given.isprintable():
+        raise CapoError(f"{name}={given!a} must be printable text, on one line")
+    return given
+
+
+def one_of(kind: str, given: Any, allowed: Collection[str]) -> str:
+    """One of the names that are allowed; ``kind`` is what they name."""
+    if not isinstance(given, str) or given not in allowed:
+        raise unknown_name(kind, given, allowed)
+    return given
 
 
 def check_seed(value: Any) -> int:
@@ -79,7 +93,7 @@ def seeds_from(first: Any, given: Any) -> list[int]:
     """
     if given is None:
         return [check_seed(first)]
-    if isinstance(given, Sequence | np.ndarray) and not isinstance(given, str):
+    if isinstance(given, Sequence | np.ndarray) and not isinstance(given, str) and getattr(given, "ndim", True):
         chosen = [check_seed(one) for one in given]
         if not chosen or len(set(chosen)) != len(chosen):
             raise CapoError(f"seeds={given!r} must contain at least one seed and no duplicates")

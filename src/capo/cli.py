@@ -14,6 +14,7 @@ from typing import Any
 from capo import __version__
 from capo.errors import CapoError
 from capo.modules import without_current_folder
+from capo.reading import escaped
 from capo.runs.interrupts import EndsAtOnce
 
 _EXAMPLES = """\
@@ -107,7 +108,7 @@ def run(options: argparse.Namespace) -> int:
         return 141
     except OSError as error:  # what nobody below has turned into a sentence
         message = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-    print(f"capo: error: {message}", file=sys.stderr)
+    print(f"capo: error: {escaped(message)}", file=sys.stderr)  # it may quote a file of a stranger
     return 2
 
 

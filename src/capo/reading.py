@@ -86,6 +86,14 @@ def parse_json(data: bytes | str) -> Any:
     raise too_deep
 
 
+def escaped(text: str) -> str:
+    """Text from a file, safe to print: whatever could control the screen is spelled out."""
+    return "".join(
+        letter if letter.isprintable() or letter in "\n\t" else letter.encode("unicode_escape").decode()
+        for letter in text
+    )
+
+
 def read_json(path: Path, limit: int = JSON_LIMIT) -> dict[str, Any]:
     """A JSON file that holds an object.
 

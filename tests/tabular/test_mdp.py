@@ -390,3 +390,108 @@ def test_a_sparse_file_of_odd_types_is_refused(tmp_path, name, kind):
     mdp_files.write(path, arrays, {key: facts[key] for key in ("name", "gamma", "reward_map")})
     with pytest.raises(capo.CapoError, match="damaged: ValueError: transitions of types"):
         capo.MDP.load(path)
+
+
+@pytest.mark.parametrize("given", [np.eye(2, dtype=int), [[1, 0], [0, 1]], np.ones((2, 2), np.uint8)])
+def test_a_mask_of_integers_that_could_be_pairs_is_refused(given):
+    transition = np.full((2, 2, 2), 0.5)
+    with pytest.raises(CapoError, match="give a mask as booleans"):
+        MDP(transition, np.eye(2), 0.9, actions=given)
+    with pytest.raises(CapoError, match="give a mask as booleans"):
+        MDP.from_function(2, 2, lambda states, _: (states, 1.0, 0.0), 0.9, actions=given)
+    pairs = MDP(transition, np.eye(2), 0.9, actions=[(0, 1), (1, 0)])
+    assert pairs.actions.tolist() == [[False, True], [True, False]]
+    listed = MDP.from_pairs([0, 1], [1, 0], [[0, 1], [1, 0]], [5, 10], 0.9)
+    assert listed.actions.tolist() == [[False, True], [True, False]]
+    more = MDP(transition, np.eye(2), 0.9, actions=np.array([(0, 1), (1, 0), (1, 1)]))
+    assert more.actions.tolist() == [[False, True], [True, True]]
+
+
+@pytest.mark.parametrize("path", [None, 5, b"x", ["a"]])
+def test_what_is_not_a_path_or_a_name_is_refused(path):
+    with pytest.raises(CapoError, match="is not the name of a file or folder"):
+        MDP.load(path)
+    with pytest.raises(CapoError, match="is not the name of a file or folder"):
+        mdps.chain(3).save(path)
+    with pytest.raises(CapoError, match="is not text; give a name such as 'chain:10'"):
+        mdps.parse(path)
+
+
+@pytest.mark.parametrize("option", ["transition", "reward", "start"])
+def test_integers_beyond_floating_point_are_refused(option):
+    given = {"transition": np.full((2, 2, 2), 0.5), "reward": np.eye(2), "gamma": 0.9, "start": None}
+    with pytest.raises(CapoError, match="too large"):
+        MDP(**given | {option: [10**400, 0]})
+
+
+def test_states_to_start_from_must_fit():
+    for origin in ("abc", [1.0], np.ones((4, 1))):
+        with pytest.raises(CapoError, match="origin"):
+            mdps.chain(3).reachable(origin)
+
+
+@pytest.mark.parametrize("name", ["\x1b[2J", "two\nlines", None])
+def test_names_must_be_printable(name):
+    with pytest.raises(CapoError, match="must be printable text"):
+        MDP(np.full((2, 2, 2), 0.5), np.eye(2), 0.9, name=name)
+
+
+def change_file(path, arrays=(), **facts):
+    """Change arrays and the manifest of a saved MDP, with a checksum that fits."""
+    with np.load(path) as archive:
+        content = dict(archive) | dict(arrays)
+    said = json.loads(content.pop("manifest").tobytes())
+    kept = {key: said[key] for key in ("name", "gamma", "reward_map")}
+    mdp_files.write(path, content, kept | facts)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"ends": np.zeros((3, 3), bool)}, "ends of type bool and shape"),
+        ({"ends": np.zeros(6)}, "ends of type float64"),
+        ({"ends": np.array(True)}, "ends of type bool and shape"),
+        ({"ends": np.ones(6, bool)}, "state 1 is marked as terminal"),
+        ({"terminal": np.ones(6, bool)}, "state 1 is marked as terminal"),
+        ({"terminal": np.zeros(6, bool)}, "state [05] is marked as terminal"),
+        ({"actions": np.ones((6, 2), int)}, "actions of type int64"),
+    ],
+)
+def test_masks_of_a_file_must_fit_its_transitions(tmp_path, arrays, words):
+    chain = mdps.chain(5)
+    path = MDP(chain.transition, chain.reward, chain.gamma, terminal=chain.terminal).save(tmp_path / "m.npz")
+    assert MDP.load(path).terminal.tolist() == chain.terminal.tolist()
+    change_file(path, arrays)
+    with pytest.raises(CapoError, match=f"damaged: .*{words}"):
+        MDP.load(path)
+
+
+def test_a_terminal_state_of_a_file_has_nothing_to_choose(tmp_path):
+    stay = np.zeros((2, 2, 2))
+    stay[0, :, 0] = stay[1, :, 1] = 1
+    path = MDP(stay, [[0.0, 1.0], [0.0, 0.0]], 0.9).save(tmp_path / "m.npz")
+    change_file(path, {"terminal": np.ones(2, bool)})
+    with pytest.raises(CapoError, match="state 0 is marked as terminal, but"):
+        MDP.load(path)
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"name": "\x1b[2J"}, "printable"),
+        ({"name": ["a"]}, "printable"),
+        ({"reward_map": [1e308, 1e308]}, "map"),
+        ({"reward_map": [0, 0]}, "map"),
+    ],
+)
+def test_the_manifest_of_a_file_is_checked(tmp_path, facts, words):
+    path = mdps.chain(5).save(tmp_path / "m.npz")
+    change_file(path, **facts)
+    with pytest.raises(CapoError, match=f"damaged: .*{words}") as raised:
+        MDP.load(path)
+    assert str(raised.value).isprintable()
+
+
+def test_a_single_number_of_numpy_is_no_list_of_matrices():
+    with pytest.raises(CapoError, match="transitions: the matrix of action 0"):
+        MDP.from_mdptoolbox(np.array(1.0), np.ones((2, 2)), 0.9)

@@ -308,6 +308,48 @@ def test_covered_states_must_not_be_left():
         proofs.prove(mdp, mdp.uniform_policy, np.where(np.arange(20) % 2, 1.7e308, -1.7e308))
 
 
+def overflowing(mdp):
+    """The worst policy, with values 1.7e308 in one state and -1.7e308 in a successor that it does not move to."""
+    best = capo.baselines.policy_iteration(mdp)
+    worst = capo.baselines.policy_iteration(mdp.with_reward(-mdp.reward))
+    policy, values, rows = worst.policy.copy(), best.values.copy(), mdp.csr()
+    state = mdp.n_states - 2
+    pair = state * mdp.n_actions
+    other = min(rows.indices[rows.indptr[pair] : rows.indptr[pair + 1]])
+    policy[state], policy[state + 1 :] = np.eye(mdp.n_actions)[-1], best.policy[state + 1 :]
+    values[state], values[other] = 1.7e308, -1.7e308
+    return policy, values
+
+
+@pytest.mark.filterwarnings("ignore:invalid value", "ignore:overflow")
+@pytest.mark.parametrize("case", [mdps.slippery_grid(5), mdps.garnet(20, 3, 2)], ids=["slippery", "garnet"])
+def test_an_overflow_is_not_forgotten_after_finite_residuals(tmp_path, case):
+    policy, values = overflowing(case)
+    with pytest.raises(CapoError, match="residuals overflow in state"):
+        capo.prove(case, policy, values)
+    path, mdp_path = saved(tmp_path, case)
+
+    def change(arrays, claims):
+        arrays["policy"], arrays["values"] = policy, values
+        claims.update(lower=-1e-12, upper=1e-12, gap_bound=1e-12)
+
+    rewrite(path, change, seal=True)
+    with pytest.raises(CapoError, match="residuals overflow in state"):
+        capo.verify(path, case)
+    assert main(["verify", str(path), str(mdp_path)]) == 2
+    assert stand_alone(path, mdp_path) != 0
+
+
+def test_states_that_are_not_covered_may_overflow():
+    transition = np.zeros((3, 2, 3))
+    transition[0, :, 0] = transition[1, :, 1] = transition[2, 0, 0] = transition[2, 1, 1] = 1
+    mdp = MDP(transition, np.zeros((3, 2)), 0.9)
+    values = np.array([0.0, -1.7e308, 1.7e308])
+    assert capo.prove(mdp, mdp.uniform_policy, values, [True, False, False]).gap_bound < 1e-290
+    with pytest.raises(CapoError, match="residuals overflow in state 2"):
+        capo.prove(mdp, mdp.uniform_policy, values)
+
+
 # --- files from strangers -------------------------------------------------------------------------------------
 
 
@@ -419,11 +461,29 @@ def test_claims_must_be_numbers(tmp_path, key, value):
         assert stand_alone(path, mdp_path) != 0
 
 
+@pytest.mark.parametrize("key", ["algorithm", "name"])
+def test_claims_cannot_control_the_screen(tmp_path, key, capsys):
+    mdp = mdps.chain(4)
+    path, mdp_path = saved(tmp_path, mdp)
+    rewrite(path, lambda _, claims: claims.update({key: "\x1b[2J\x1b[Hproved: everything"}), seal=True)
+    assert main(["verify", str(path), str(mdp_path)]) == 2
+    told = capsys.readouterr()
+    assert "\x1b" not in told.out + told.err
+    assert f"{key} is '\\x1b[2J" in told.err
+    with pytest.raises(CapoError, match="must be printable text"):
+        capo.prove(mdp, mdp.uniform_policy, np.zeros(mdp.n_states), algorithm="one\ntwo")
+
+
 def test_a_proof_that_is_no_file_and_an_mdp_that_is_no_mdp(tmp_path):
     with pytest.raises(CapoError, match="does not exist"):
         capo.verify(tmp_path / "none.npz", mdps.chain(3))
     with pytest.raises(CapoError, match=r"is not a capo\.MDP"):
         capo.verify(tmp_path / "none.npz", "chain:3")
+    for path in (5, None, b"x"):
+        with pytest.raises(CapoError, match="is not the name of a file or folder"):
+            capo.verify(path, mdps.chain(3))
+        with pytest.raises(CapoError, match="is not the name of a file or folder"):
+            capo.solve(mdps.chain(3)).save(path)
     with pytest.raises(CapoError, match="capo-proof-1"):
         capo.verify(mdps.chain(3).save(tmp_path / "m.npz"), mdps.chain(3))
 
@@ -452,6 +512,55 @@ def test_the_stand_alone_checker_stands_alone(tmp_path):
     assert done.stdout.startswith("NOT PROVED")
 
 
+def test_the_stand_alone_checker_refuses_weights_that_underflow(tmp_path):
+    """5e-324 times a difference of values is 0, although the probability is a third."""
+    from capo.tabular import mdp_files
+
+    transition = np.array([[[1e-323, 5e-324]], [[0.0, 1.0]]])
+    arrays = {"reward": np.array([[0.0], [0.045]]), "start": np.array([0.5, 0.5]), "terminal": np.zeros(2, bool)}
+    facts = {"name": "tiny", "gamma": 0.9, "reward_map": [1.0, 0.0]}
+    mdp_path = mdp_files.write(tmp_path / "m", arrays | {"transition": transition}, facts)
+    gamma, *_, digest = checker.read_mdp(mdp_path)
+    proof = proofs.Proof(
+        digest, "tiny", 2, 1, gamma, "none", np.ones((2, 1)), np.array([0.0, 0.45]), np.ones(2, bool),
+        lower=-1e-12, upper=1e-12, gap_bound=2e-12,
+    )  # fmt: skip
+    path = proof.save(tmp_path / "p")
+    assert stand_alone(path, mdp_path) != 0
+    assert stand_alone(path, mdp_path, "--exact") != 0
+    with pytest.raises(CapoError, match="sum to"):
+        MDP.load(mdp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("gamma", -0.95), ("states", 21), ("states", 20.0), ("actions", 2), ("mdp", "0")]
+)
+def test_the_stand_alone_checker_compares_what_the_proof_says_of_the_mdp(tmp_path, key, value):
+    path, mdp_path = saved(tmp_path, mdps.garnet(20, 3, 4))
+    rewrite(path, lambda _, claims: claims.update({key: value}), seal=True)
+    assert stand_alone(path, mdp_path) != 0
+    assert main(["verify", str(path), str(mdp_path)]) == 2
+
+
+def test_the_stand_alone_checker_leaves_other_arrays_alone(tmp_path):
+    import tracemalloc
+
+    path, mdp_path = saved(tmp_path, mdps.garnet(20, 3, 4))
+    junk = member((1 << 26,), "|u1", bytes(1 << 26))
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as proof:
+        proof.writestr("junk.npy", junk)
+        parts = [(name, proof.read(name)) for name in proof.namelist() if name not in ("junk.npy", "policy.npy")]
+    large = tmp_path / "large.npz"
+    write_zip(large, [*parts, ("policy.npy", member((1 << 23,), "<f8", bytes(1 << 26)))])
+    del junk
+    tracemalloc.start()
+    assert stand_alone(path, mdp_path) == 0
+    assert stand_alone(large, mdp_path) == 2
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 20 * 2**20
+
+
 @pytest.mark.parametrize("seed", range(0, 400, 8))
 def test_both_checkers_enclose_the_same_residuals(tmp_path, seed):
     mdp, policy, values = random_case(seed)
@@ -473,7 +582,7 @@ def test_blocks_of_the_stand_alone_checker_do_not_change_its_answer(tmp_path, mo
     mdp = mdps.slippery_grid(9)
     path, mdp_path = saved(tmp_path, mdp)
     read = checker.read_mdp(mdp_path)
-    arrays = checker.read_proof(path, mdp.reward.shape, read[-1])[:3]
+    arrays = checker.read_proof(path, mdp.gamma, mdp.reward.shape, read[-1])[:3]
     whole = checker.residuals(read, *arrays)
     for block in (1, 7, 100):
         monkeypatch.setattr(checker, "BLOCK", block)

@@ -368,3 +368,25 @@ def test_numpy_numbers_are_numbers():
     many = capo.solve_many(mdp, np.int64(3), iterations=10, record=np.int64(5), track=[1, 0])
     assert many.value.shape[0] == 3
     assert many.tracked.shape == many.value.shape
+
+
+@pytest.mark.parametrize("critic", ["exact", "k-step"])
+@pytest.mark.parametrize("option", ["critic", "k", "sweeps", "threads", "device"])
+def test_arrays_are_no_options(critic, option):
+    with pytest.raises(CapoError, match=option):
+        capo.solve(mdps.chain(5), **{"critic": critic, option: np.array([1, 2])})
+
+
+def test_arrays_are_no_rules_seeds_or_step_sizes():
+    with pytest.raises(CapoError, match="rule="):
+        capo.solve(mdps.chain(5), rule=np.array("gpu"))
+    with pytest.raises(CapoError, match="seeds="):
+        capo.solve_many(mdps.chain(5), rule="randomized", seeds=np.array("gpu"), iterations=3)
+    with pytest.raises(CapoError, match="step size"):
+        capo.baselines.policy_gradient(mdps.chain(5), stepsize=np.array([1, 2]))
+
+
+@pytest.mark.parametrize("option", ["init", "theta", "mu"])
+def test_integers_beyond_floating_point_are_refused(option):
+    with pytest.raises(CapoError, match="too large"):
+        capo.solve(mdps.chain(5), iterations=2, **{option: 10**400})

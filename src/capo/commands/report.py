@@ -8,6 +8,7 @@ from pathlib import Path
 
 from capo.commands.common import Subparsers, add_command
 from capo.errors import CapoError
+from capo.reading import escaped
 
 EXAMPLES = """examples:
   capo report runs/breakout                             one run
@@ -47,6 +48,6 @@ def run(arguments: argparse.Namespace) -> int:
         raise CapoError(f"--out {out}: there is no folder {out.parent}; create it first")
     path, problems = write_page(arguments.folders, out)
     for problem in problems:
-        print(f"capo: {problem}", file=sys.stderr)
+        print(f"capo: {escaped(problem)}", file=sys.stderr)
     print(f"written to {path} ({path.stat().st_size / 1e3:,.0f} kB); open it in a browser")
     return 0

@@ -20,6 +20,7 @@ from capo.commands.common import (
 )
 from capo.errors import CapoError
 from capo.provenance import provenance
+from capo.reading import escaped
 
 if TYPE_CHECKING:
     from capo.neural.agent import Agent
@@ -96,7 +97,7 @@ def _continue(agent: Agent, arguments: argparse.Namespace, config: Mapping[str, 
     where = f"resuming at frame {agent.frames:,} of {total:,}" if left else f"the run is complete{more}"
     print(f"capo: {where}", file=sys.stderr, flush=True)
     for note in differences(agent, config) if left else ():
-        print(f"capo: note: {note}", file=sys.stderr, flush=True)
+        print(f"capo: note: {escaped(note)}", file=sys.stderr, flush=True)
     horizon = None if left == agent.frames_left else total
     with logging_to(arguments.log, agent) as callback:
         return finish(agent, left, horizon, callback)

@@ -11,6 +11,7 @@ from typing import Any
 
 from capo.commands.common import Subparsers, add_allow_import, add_command, positive_integer
 from capo.errors import CapoError
+from capo.reading import escaped
 
 STALE = 30.0  # seconds without a sign of life: nobody runs the sweep any more
 
@@ -87,10 +88,10 @@ def run(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("capo: stopped; nothing is lost: repeat the same command to continue", file=sys.stderr)
         raise
-    print(show_rows(result.rows))
+    print(escaped(show_rows(result.rows)))
     print(f"files in {result.path}: table.csv, jobs/; view it: capo report {result.path} --out sweep.html")
     for id, error in result.failed.items():
-        print(f"capo: {id} failed: {error}", file=sys.stderr)
+        print(escaped(f"capo: {id} failed: {error}"), file=sys.stderr)
     return 1 if result.failed else 0
 
 
@@ -134,13 +135,13 @@ def status(arguments: argparse.Namespace) -> int:
     counts["to do"] = len(rows) - sum(counts.values())
     print(f"{len(rows)} jobs: {', '.join(f'{count} {state}' for state, count in counts.items())}")
     for entry in running:
-        print(f"  {line(entry)}")
+        print(f"  {escaped(line(entry))}")
     for row in rows:
         if row["state"] == "failed":
-            print(f"  {row['id']} failed: {row['error']}")
+            print(escaped(f"  {row['id']} failed: {row['error']}"))
     if runs:
         left = known["seconds_left"]
-        print(f"run by {known['by']}" + ("" if left is None else f"; about {clock(left)} left"))
+        print(f"run by {escaped(str(known['by']))}" + ("" if left is None else f"; about {clock(left)} left"))
     elif counts["done"] < len(rows):
         print("it is not running now: repeat the same command to continue")
     return 0

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from capo.commands.common import Subparsers, add_command, positive_integer
 from capo.commands.train import check_settings, parse_settings
+from capo.reading import escaped
 
 if TYPE_CHECKING:
     from capo.sweeps.tuning_folder import Tuning
@@ -142,7 +143,7 @@ def run(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("\ncapo: stopped; repeat the same command to continue", file=sys.stderr)
         return 130
-    print("\n".join(summary(tuning)))
+    print(escaped("\n".join(summary(tuning))))
     return 0
 
 

@@ -19,9 +19,9 @@ from typing import Any
 import numba as nb
 import numpy as np
 
-from capo.checks import between, positive, whole
+from capo.checks import between, one_of, positive, whole
 from capo.checks import seeds as checked_seeds
-from capo.errors import CapoError, unknown_name
+from capo.errors import CapoError
 from capo.tabular import baselines_large as large
 from capo.tabular.coordinates import check_pairs
 from capo.tabular.critic import greatest_advantage, single_threaded_blas
@@ -79,9 +79,8 @@ def policy_gradient(
     True
     """
     require_mdp(mdp)
-    kind = stepsize or ("mei" if eta is None else "fixed")
-    if kind not in PG_STEPSIZES:
-        raise unknown_name("step size of the policy gradient", kind, PG_STEPSIZES)
+    usual = "mei" if eta is None else "fixed"
+    kind = one_of("step size of the policy gradient", usual if stepsize is None else stepsize, PG_STEPSIZES)
     if (kind == "fixed") != (eta is not None):
         raise CapoError(f"stepsize={kind!r} with eta={eta!r}: 'fixed' needs eta, and no other step size takes it")
     weights = check_distribution(mu, mdp.n_states, "mu", positive=True)

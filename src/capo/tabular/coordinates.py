@@ -331,7 +331,7 @@ def make_rule(rule: Any, **options: Any) -> Rule:
             fields = RULES[rule].__dataclass_fields__
             wrong = ["behaviour" if key == "policy" else key for key in given if key not in fields]
             raise CapoError(f"rule {rule!r} does not take {', '.join(wrong)}") from None
-    if isinstance(rule, Iterable):
+    if isinstance(rule, Iterable) and getattr(rule, "ndim", True):  # a single number of numpy says it is iterable
         if given:
             raise CapoError(f"an iterable of coordinates does not take {', '.join(given)}")
         return FromIterable(rule)

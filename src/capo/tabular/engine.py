@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from capo.checks import positive, whole
+from capo.checks import one_of, positive, whole
 from capo.checks import seeds as checked_seeds
-from capo.errors import CapoError, CapoWarning, unknown_name
+from capo.errors import CapoError, CapoWarning
 from capo.progress import show_progress
 from capo.tabular import kernels
 from capo.tabular.coordinates import (
@@ -211,9 +211,7 @@ def takes_k_steps(critic: str, mdp: MDP, rule: Rule, step: StepSize, counted: bo
 
     ``counted``: whether a number of iterations was asked for, that is, a trajectory.
     """
-    if critic not in CRITICS:
-        raise unknown_name("critic", critic, CRITICS)
-    if critic != "auto":
+    if one_of("critic", critic, CRITICS) != "auto":
         return critic == "k-step"
     in_order = isinstance(rule, Batch) or (isinstance(rule, Cyclic) and rule.order == "state-major")
     large = mdp.is_sparse and mdp.n_states >= SIGN_CRITIC_ABOVE
@@ -223,8 +221,7 @@ def takes_k_steps(critic: str, mdp: MDP, rule: Rule, step: StepSize, counted: bo
 def _check_critic(critic: str, rule: Rule, mdp: MDP) -> str:
     if not isinstance(rule, Batch):
         require_dense(mdp.n_states)
-    if critic not in CRITICS:
-        raise unknown_name("critic", critic, CRITICS)
+    one_of("critic", critic, CRITICS)
     critic = "auto" if critic == "exact" else critic
     if critic != "auto" and not isinstance(rule, Batch):
         raise CapoError(f"critic={critic!r} applies to rule='batch' only; rule {rule.name!r} has a single critic")

@@ -197,7 +197,9 @@ def from_pairs(states: Any, actions: Any, transition: Any, reward: Any, n_action
         placed = placed.reshape(n_states, width)
     else:
         placed = _placed(paid, place, n_states * width)
-    return {"transition": _placed(rows, place, n_states * width), "reward": placed, "actions": chosen}
+    mask = np.zeros((n_states, width), bool)
+    mask[chosen[:, 0], chosen[:, 1]] = True
+    return {"transition": _placed(rows, place, n_states * width), "reward": placed, "actions": mask}
 
 
 def _pair_list(states: Any, actions: Any) -> Ints:
@@ -277,7 +279,7 @@ def from_mdptoolbox(transitions: Any, rewards: Any, gamma: float | None) -> dict
 
 def _action_matrices(given: Any, what: str) -> list[Any]:
     """(A, S, S) or a list of A square (S, S) matrices, checked."""
-    parts: list[Any] = list(given) if isinstance(given, Iterable) else [given]
+    parts: list[Any] = list(given) if isinstance(given, Iterable) and getattr(given, "ndim", True) else [given]
     if not parts:
         raise CapoError(f"{what}: no actions; give (A, S, S) or a list of A matrices (S, S)")
     matrices = [part if sp.issparse(part) else np.asarray(part) for part in parts]

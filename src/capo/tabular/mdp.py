@@ -13,7 +13,7 @@ import numpy.typing as npt
 import scipy.sparse as sp
 import scipy.sparse.linalg
 
-from capo.checks import whole
+from capo.checks import as_path, printable, whole
 from capo.errors import CapoError
 from capo.tabular import gymnasium_table, importers, mdp_files
 from capo.tabular.mdp_checks import (
@@ -71,7 +71,7 @@ class MDP:
         actions: which actions each state has: an (S, A) mask, or a list of pairs (state, action); all of them by
             default. Transitions and rewards of other pairs are ignored, whatever they are. Every state needs at
             least one action, except for terminal ones.
-        name: for display.
+        name: for display; printable text.
 
     Attributes:
         n_states, n_actions: S and A, the most actions that a state could have.
@@ -98,7 +98,7 @@ class MDP:
         actions: Any = None,
         name: str = "",
     ) -> None:
-        self.name = name
+        self.name = printable("name", name)
         self.gamma = check_gamma(gamma)
         self.reward_map = RewardMap()
         self._rows, shape = transition_rows(transition)
@@ -224,10 +224,12 @@ class MDP:
 
     def reachable(self, origin: Floats | None = None) -> Bools:
         """(S,) mask of the states that some policy can reach from ``origin`` (default: the start distribution)."""
-        origin = self.start if origin is None else origin
+        origin = self.start if origin is None else as_floats("origin=", origin)
+        if origin.shape != (self.n_states,):
+            raise CapoError(f"origin of shape {origin.shape} must be (S,) = ({self.n_states},)")
         rows = self.csr()
         leads = sp.csr_array((np.ones(rows.nnz, np.int8), rows.indices, rows.indptr), shape=rows.shape)
-        seen = np.asarray(origin) > 0
+        seen = np.asarray(origin > 0)
         frontier = seen.copy()
         while frontier.any():
             pairs = np.repeat(frontier, self.n_actions).astype(np.int32)
@@ -442,13 +444,27 @@ class MDP:
     @classmethod
     def load(cls, path: str | Path) -> MDP:
         """Read an MDP written by :meth:`save`, or any .npz with arrays transition, reward and gamma."""
-        arguments, rest = mdp_files.read(path)
+        arguments, rest = mdp_files.read(as_path("MDP.load(path)", path))
         mdp = cls(**arguments)
         if rest:
-            mdp.terminal, mdp._ends = rest["terminal"], rest["ends"]
-            mdp.reward_map = RewardMap(*rest["reward_map"])
-            mdp._freeze()
+            mdp._restore(path, **rest)
         return mdp
+
+    def _restore(
+        self, path: str | Path, terminal: Bools, ends: Bools | None, reward_map: tuple[float, float]
+    ) -> None:
+        """Take from a file what the constructor cannot be told, if it agrees with transitions and rewards."""
+        said = terminal if ends is None else terminal | ends
+        low, high = self.masked(self.reward, np.inf).min(axis=1), self.masked(self.reward).max(axis=1)
+        single = low == high  # not always 0: rewards may have been rescaled
+        wrong = np.flatnonzero(said & ~(terminal & self._absorbing() & single))
+        if wrong.size:
+            raise CapoError(
+                f"{path} is damaged: state {wrong[0]} is marked as terminal, but an action leaves it or its "
+                "actions differ in reward"
+            )
+        self.terminal, self._ends, self.reward_map = terminal, ends, RewardMap(*reward_map)
+        self._freeze()
 
     # --- details ---------------------------------------------------------------------------------------------
 

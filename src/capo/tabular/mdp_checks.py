@@ -35,9 +35,9 @@ def real_array(given: Any, what: str) -> Floats:
         if np.iscomplexobj(array):
             raise CapoError(f"{what} are complex numbers; they must be real")
         return np.ascontiguousarray(array, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        if isinstance(error, CapoError):
-            raise
+    except CapoError:
+        raise
+    except (TypeError, ValueError, OverflowError) as error:
         raise CapoError(f"{what} are not an array of numbers: {error}") from None
 
 
@@ -181,6 +181,7 @@ def action_mask(actions: Any, shape: tuple[int, int], ends: Bools | None) -> Boo
             raise CapoError(f"actions: a mask of shape {given.shape} must be (S, A) = {shape}")
         mask = given.copy()
     else:
+        _refuse_integer_mask(actions, given, shape)
         mask = np.zeros(shape, bool)
         states, chosen = _pairs(given, shape).T
         mask[states, chosen] = True
@@ -193,6 +194,17 @@ def action_mask(actions: Any, shape: tuple[int, int], ends: Bools | None) -> Boo
             f"actions: state {without[0]} has no action{more}; allow at least one, or name it in terminal="
         )
     return None if mask.all() else mask
+
+
+def _refuse_integer_mask(actions: Any, given: Any, shape: tuple[int, int]) -> None:
+    """Raise if zeros and ones could be a mask as well as pairs; tuples are pairs without doubt."""
+    if given.shape != shape or not np.issubdtype(given.dtype, np.integer) or ((given != 0) & (given != 1)).any():
+        return
+    if isinstance(actions, np.ndarray) or not all(isinstance(pair, tuple) for pair in actions):
+        raise CapoError(
+            f"actions: integers 0 and 1 of shape {shape} could be a mask or pairs (state, action): give a mask as "
+            "booleans, such as np.array(actions, bool), and pairs as a list of tuples"
+        )
 
 
 def _pairs(given: Any, shape: tuple[int, int]) -> Ints:
@@ -224,6 +236,8 @@ def as_floats(what: str, given: Any, rule: str = "is not an array of numbers") -
         return np.asarray(given, np.float64)
     except (TypeError, ValueError):
         raise CapoError(f"{what}{given!r} {rule}") from None
+    except OverflowError:
+        raise CapoError(f"{what}a number in it is too large for floating point") from None
 
 
 def check_distribution(given: Any, size: int, what: str, *, positive: bool = False) -> Floats:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
+from capo.checks import as_path
 from capo.errors import CapoError
 from capo.files import atomic_file
 from capo.tabular.archive import manifest_bytes, read_arrays, read_manifest
@@ -31,7 +32,7 @@ def checksum(arrays: Mapping[str, Any]) -> str:
 
 def with_suffix(path: str | Path) -> Path:
     """The path with .npz at its end."""
-    target = Path(path)
+    target = as_path("save(path)", path)
     return target if target.suffix == ".npz" else target.with_name(target.name + ".npz")
 
 
@@ -62,7 +63,8 @@ def read(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
             f"{target} has no {', '.join(missing)}: an .npz needs arrays transition (S, A, S), reward "
             f"(S, A) or (S, A, S) and gamma, and optionally start, terminal and actions; it has {sorted(arrays)}"
         )
-    return {key: arrays[key] for key in FOREIGN if key in arrays} | {"name": target.stem}, {}
+    name = "".join(letter for letter in target.stem if letter.isprintable())
+    return {key: arrays[key] for key in FOREIGN if key in arrays} | {"name": name}, {}
 
 
 def _saved(target: Path, arrays: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -72,19 +74,25 @@ def _saved(target: Path, arrays: dict[str, Any]) -> tuple[dict[str, Any], dict[s
     try:
         reward, start = arrays["reward"], arrays["start"]
         scale, shift = (float(number) for number in manifest["reward_map"])
-        if reward.ndim != 2 or start.shape != reward.shape[:1] or not math.isfinite(scale + shift):
+        if reward.ndim != 2 or start.shape != reward.shape[:1]:
             raise ValueError(f"rewards of shape {reward.shape}, a start distribution of shape {start.shape}")
+        if not (scale > 0 and math.isfinite(scale + shift)):
+            raise ValueError(f"a reward map with scale {scale} and shift {shift}")
         transition = arrays.get("transition")
         if transition is None:
             transition = _sparse(arrays, (reward.size, len(start)))
-        terminal = arrays["terminal"]
-        if terminal.dtype != np.bool_ or terminal.shape != start.shape:
-            raise ValueError(f"terminal states of shape {terminal.shape}")
-        arguments = {"gamma": manifest["gamma"], "name": str(manifest["name"]), "actions": arrays.get("actions")}
+        for key, shape in (("terminal", start.shape), ("ends", start.shape), ("actions", reward.shape)):
+            mask = arrays[key] if key == "terminal" else arrays.get(key, np.zeros(shape, bool))
+            if mask.dtype != np.bool_ or mask.shape != shape:
+                raise ValueError(f"{key} of type {mask.dtype} and shape {mask.shape}")
+        name = manifest["name"]
+        if not isinstance(name, str) or not name.isprintable():
+            raise ValueError(f"the name {name!a} is not printable text")
+        arguments = {"gamma": manifest["gamma"], "name": name, "actions": arrays.get("actions")}
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise CapoError(f"{target} is damaged: {type(error).__name__}: {error}") from error
     arguments |= {"transition": transition, "reward": reward, "start": start}
-    return arguments, {"terminal": terminal, "ends": arrays.get("ends"), "reward_map": (scale, shift)}
+    return arguments, {"terminal": arrays["terminal"], "ends": arrays.get("ends"), "reward_map": (scale, shift)}
 
 
 def _sparse(arrays: Mapping[str, Any], shape: tuple[int, int]) -> sp.csr_array:

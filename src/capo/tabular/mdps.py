@@ -196,6 +196,8 @@ def parse(text: str, gamma: float | None = None) -> MDP:
         text: the name.
         gamma: discount; by default each kind has its own, Gymnasium's 0.99, and a file keeps the one it has.
     """
+    if not isinstance(text, str):
+        raise CapoError(f"mdps.parse: {text!r} is not text; give a name such as 'chain:10' or 'file.npz'")
     if text.endswith(".npz"):
         mdp = MDP.load(text)
         return mdp if gamma is None or gamma == mdp.gamma else mdp.with_gamma(gamma)

@@ -26,6 +26,7 @@ import numba as nb
 import numpy as np
 import numpy.typing as npt
 
+from capo.checks import as_path, printable
 from capo.errors import CapoError
 from capo.files import atomic_file
 from capo.tabular.archive import MOST_MANIFEST, manifest_bytes, read_arrays, read_manifest
@@ -130,6 +131,7 @@ def prove(
     True
     """
     require_mdp(mdp)
+    printable("algorithm", algorithm)
     check_policy(policy, mdp, "policy")
     weights = np.array(policy, np.float64, order="C")  # as given: dividing by the sum would change the policy
     v = as_floats("values=", values, "is not a vector of numbers").copy()
@@ -172,7 +174,7 @@ def verify(path: str | Path, mdp: MDP) -> Verification:
     True
     """
     require_mdp(mdp)
-    proof = _read(Path(path), mdp)
+    proof = _read(as_path("verify(path, mdp)", path), mdp)
     low, high = _residuals(mdp, proof.policy, proof.values, proof.covered, 1.0)
     left = 1 - Fraction(mdp.gamma)
     lower, upper, gap_bound = -rounded_up(-low / left), rounded_up(high / left), rounded_up((high - low) / left)
@@ -231,6 +233,8 @@ def _check_claims(path: Path, manifest: dict[str, Any]) -> None:
         value = manifest.get(key)
         if type(value) is not kind or (isinstance(value, float) and not math.isfinite(value)):
             raise CapoError(f"{path} is not a proof: {key} is {value!r}, it must be a {kind.__name__}")
+        if isinstance(value, str) and not value.isprintable():
+            raise CapoError(f"{path} is not a proof: {key} is {value!a}, it must be printable text")
 
 
 def _check_mdp(path: Path, manifest: dict[str, Any], mdp: MDP) -> None:
@@ -289,7 +293,7 @@ def _residuals(mdp: MDP, policy: Floats, values: Floats, covered: Bools, room: f
     if not covered.any():
         raise CapoError("a proof must cover at least one state")
     rows = mdp.csr()
-    low, high, left, barred = _residual_bounds(
+    low, high, left, barred, broken = _residual_bounds(
         rows.indptr, rows.indices, rows.data, mdp.reward, mdp.gamma, mdp.allowed, policy, values, covered, room
     )
     if left >= 0:
@@ -298,20 +302,23 @@ def _residuals(mdp: MDP, policy: Floats, values: Floats, covered: Bools, room: f
         )
     if barred >= 0:
         raise CapoError(f"the policy takes an action that is not allowed in state {barred}")
-    if not (math.isfinite(low) and math.isfinite(high)):
-        raise CapoError("the values are too large: their residuals overflow")
+    if broken >= 0:
+        raise CapoError(f"the values are too large: their residuals overflow in state {broken}")
     return Fraction(low), Fraction(high)
 
 
 @nb.njit(cache=True, nogil=True, error_model="numpy")
 def _residual_bounds(indptr, indices, data, reward, gamma, allowed, policy, values, covered, room):  # type: ignore[no-untyped-def]
-    """Bounds of T_pi v - v from below and of A from above; then the first state that is left, and that is barred.
+    """Bounds of T_pi v - v from below and of A from above; then three states, each -1 if there is none.
+
+    These are the first covered state with a successor outside, the first with a barred action in the policy, and
+    the first covered one where something overflows: only if there is none, the bounds are finite and hold.
 
     Not compiled with fastmath: the error bound holds for any order of the sums, but not for other shortcuts.
     """
     n_states, n_actions = reward.shape
     lowest, highest = np.inf, -np.inf
-    left, barred = -1, -1
+    left, barred, broken = -1, -1, -1
     for s in range(n_states):
         followed, size, total = 0.0, 0.0, 0.0
         for a in range(n_actions):
@@ -336,13 +343,17 @@ def _residual_bounds(indptr, indices, data, reward, gamma, allowed, policy, valu
             error = room * (1.001 * roundings * UNIT * sizes + TINY)
             above = np.nextafter(advantage + error, np.inf)
             below = np.nextafter(advantage - error, -np.inf)
-            if covered[s] and not above <= highest:  # also where it is not a number
-                highest = above
+            if covered[s]:
+                if not math.isfinite(above) and broken < 0:  # NaN would be lost in a comparison
+                    broken = s
+                highest = max(highest, above)
             followed += weight * below
             size += weight * abs(below)
             total += weight
         error = room * (1.001 * (2 * n_actions + 2) * UNIT * (size / total) + TINY)
         followed = np.nextafter(followed / total - error, -np.inf)
-        if covered[s] and not followed >= lowest:
-            lowest = followed
-    return lowest, highest, left, barred
+        if covered[s]:
+            if not math.isfinite(followed) and broken < 0:
+                broken = s
+            lowest = min(lowest, followed)
+    return lowest, highest, left, barred, broken

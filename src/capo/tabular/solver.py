@@ -11,14 +11,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from capo.checks import positive, whole
+from capo.checks import as_path, one_of, positive, whole
 from capo.errors import CapoError
 from capo.files import atomic_file, prepare_folder, write_json, write_text
 from capo.provenance import provenance
 from capo.tabular.coordinates import Batch, fits_any_mdp, make_rule
 from capo.tabular.engine import Problem, Runner, make_stepsize, prepare, solve_many, takes_k_steps
 from capo.tabular.mdp import MDP, Floats, check_distribution, require_mdp
-from capo.tabular.modified_run import ModifiedRun, prepare_modified
+from capo.tabular.modified import SWEEPS
+from capo.tabular.modified_run import DEVICES, ModifiedRun, prepare_modified
 from capo.tabular.proof import Proof, prove
 from capo.tabular.record import Callback, ManyResult, Recorder, RunRecord, Snapshot
 from capo.tabular.theory import Certificate, certify
@@ -128,9 +129,10 @@ class Result(RunRecord):
         Returns:
             The proof, or result.json.
         """
-        if Path(path).suffix == ".npz":
-            return self.proof().save(path)
-        target = prepare_folder(path)
+        target = as_path("save(path)", path)
+        if target.suffix == ".npz":
+            return self.proof().save(target)
+        prepare_folder(target)
         proof = self.proof()
         proof.save(target / "proof.npz")
         rows = io.StringIO()
@@ -265,6 +267,8 @@ def solve(
         raise CapoError(f"callback={callback!r} must be callable")
     time_limit = None if time_limit is None else positive("time_limit", time_limit)
     if takes_k_steps(critic, mdp, chosen, step, counted=iterations is not None or cycles is not None):
+        for name, value, allowed in (("sweeps", sweeps, SWEEPS), ("device", device, DEVICES)):
+            one_of(name, value, allowed)
         if cycles is not None:
             raise CapoError("a round of the k-step critic is one cycle: give iterations instead of cycles")
         own_step = isinstance(stepsize, StepSize) or stepsize != "log" or multiple is not None
@@ -274,7 +278,7 @@ def solve(
         )  # fmt: skip
         return _modified_result(modified, mu, callback, progress, time_limit)
     given = {"k": k, "threads": threads} | {"sweeps": sweeps, "device": device}
-    wrong = [name for name, value in given.items() if value not in (None, "auto", "cpu")]
+    wrong = [name for name, value in given.items() if not _left_out(value)]
     if wrong:
         raise CapoError(f"{', '.join(wrong)}: only for critic='k-step', but this run uses the exact critic")
     problem = prepare(mdp, chosen, step, iterations, tol, cycles, init, theta, mu, sign_tol, critic, record_every)
@@ -283,6 +287,11 @@ def solve(
     ended = "the iterable of coordinates ended"
     iterations = recorder.run(runner.advance, runner.status, ended, problem.cycle, problem.record_every)
     return _result(problem, runner, iterations, {**problem.settings, "seed": seed}, recorder.outcome())
+
+
+def _left_out(value: Any) -> bool:
+    """Whether an option of the k-step critic says nothing; arrays, which compare entry by entry, say something."""
+    return value is None or (isinstance(value, str) and value in ("auto", "cpu"))
 
 
 def _modified_result(
