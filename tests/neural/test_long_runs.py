@@ -17,6 +17,7 @@ from helpers_shell import ENV, TINY, bits, metrics
 import capo
 from capo.neural.algorithms import registry
 from capo.neural.algorithms.settings import override
+from capo.neural.learners import host
 from capo.neural.parts.iterations import ERA, Iteration, crosses, fold_in
 from capo.runs.checkpoint import CheckpointStore
 
@@ -102,7 +103,9 @@ def test_crossing_changes_nothing_but_the_random_numbers(
         Iteration, "fold_into", lambda self, key: jax.random.fold_in(key, self % PERIOD), raising=True
     )
     if env != ENV:  # new episodes are seeded by where a run stands
-        monkeypatch.setattr("capo.neural.learners.host._position", lambda state: (1, state.reached % PERIOD))
+        monkeypatch.setattr(host, "_position", lambda state: (1, state.reached % PERIOD))
+        begin = host._begin_jitted  # jax keeps what it traced of a function: another one is traced anew
+        monkeypatch.setattr(host, "_begin_jitted", lambda *given: begin(*given))
     learner = registry.learner_for(env, settings(algorithm), 1)
     first = PERIOD + (ERA - 3) % PERIOD
     found = []
