@@ -11,8 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import capo
+from capo import CapoError
 from capo.tabular import kernels_modified as kernels
 from capo.tabular import modified
+from capo.tabular.engine import uniform_log_policy
 from capo.tabular.modified import Rounds, Sharp, Soft
 from capo.tabular.theory import modified as lines
 from capo.update import MOST_MULTIPLE, coordinate_update, floor
@@ -491,3 +493,35 @@ def test_the_constant_of_the_batch_rate(seed, n):
 
 def test_the_floor_stays_finite_under_the_largest_steps():
     assert np.isfinite(floor(np.float64) * MOST_MULTIPLE)
+
+
+# --- values that are not finite -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gamma", [1 - 2.0**-53, 0.999])
+def test_rewards_too_large_for_another_discount_are_refused(gamma):
+    huge = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]) * 1e298
+    with pytest.raises(CapoError, match=r"too large with gamma=0\.99.*would overflow"):
+        capo.MDP(np.full((3, 2, 3), 1 / 3), huge, 0.5).with_gamma(gamma)
+    with pytest.raises(CapoError, match="too large with gamma"):
+        capo.MDP(np.full((3, 2, 3), 1 / 3), huge, 1.0).with_gamma(gamma)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("gauss_seidel", [False, True])
+@pytest.mark.parametrize("kind", ["sharp", "soft"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("state", [0, 25, 39])
+def test_nothing_is_certified_where_one_value_has_overflowed(kind, gauss_seidel, threads, value, state):
+    mdp = capo.mdps.garnet(40, 3, 4)
+    for step in ("round", "certify"):
+        if kind == "sharp":
+            sweeper = Sharp(mdp, gauss_seidel, threads)
+        else:
+            sweeper = Soft(mdp, uniform_log_policy(mdp), 1.0, False, 1e-12, None, gauss_seidel, threads)
+        rounds = Rounds(sweeper, mdp.gamma, None, choose=False)
+        rounds.round()
+        sweeper.values[state] = value
+        with pytest.raises(CapoError, match="no longer finite"):
+            getattr(rounds, step)()
+        sweeper.close()

@@ -121,12 +121,17 @@ class MDP:
         """Check and keep rewards, and find the terminal states that follow from them."""
         shape = (self.n_states, self.n_actions)
         rewards = expected_reward(reward, self._rows, shape, self._ends, self.actions)
-        largest = float(np.abs(rewards).max())
-        if not np.isfinite(largest / (1 - self.gamma if self.gamma < 1 else 1.0) * 1e8):
-            raise CapoError(f"rewards of size {largest:g} are too large: values would overflow")
         self.reward: Floats = rewards
+        self._check_size()
         found = self._absorbing() & (rewards == 0).all(axis=1)
         self.terminal: Bools = found if self._ends is None else (found | self._ends)
+
+    def _check_size(self) -> None:
+        """Refuse rewards whose values would overflow with this discount."""
+        largest = float(np.abs(self.reward).max())
+        if not np.isfinite(largest / (1 - self.gamma if self.gamma < 1 else 1.0) * 1e8):
+            discount = f"gamma={self.gamma!r}"
+            raise CapoError(f"rewards of size {largest:g} are too large with {discount}: values would overflow")
 
     def _freeze(self) -> None:
         """Make the arrays read-only, so that they stay as they were checked."""
@@ -257,7 +262,9 @@ class MDP:
 
     def with_gamma(self, gamma: float) -> MDP:
         """The same MDP with another discount."""
-        return self._copy(gamma=check_gamma(gamma))
+        changed = self._copy(gamma=check_gamma(gamma))
+        changed._check_size()
+        return changed
 
     def with_start(self, start: Any) -> MDP:
         """The same MDP with another start distribution (S,)."""
