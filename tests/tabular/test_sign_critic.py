@@ -170,3 +170,29 @@ def test_values_that_overflow_are_refused():
     critic._values[:] = np.nan
     with pytest.raises(CapoError, match="values are no longer finite"):
         critic.evaluate(mdp.uniform_policy)
+
+
+def with_constant(mdp, constant):
+    return capo.MDP(mdp.csr(), mdp.reward + constant, mdp.gamma)
+
+
+@pytest.mark.parametrize("constant", [-1.0, 100.0, 1e4])
+@pytest.mark.parametrize("n_states", [300, 1000])
+def test_a_preconditioner_that_becomes_slow_is_changed(n_states, constant):
+    """The first residual of rewards with a large constant says nothing about those that follow."""
+    mdp = with_constant(mdps.garnet(n_states, 3, 8, gamma=0.999), constant)
+    result = capo.solve(mdp, rule="batch", critic="signs", iterations=15)
+    assert result.gap_bound < 1e-7 * np.abs(result.values).max()
+    again = capo.solve(mdp, rule="batch", critic="direct", iterations=15)
+    np.testing.assert_allclose(result.values, again.values, rtol=1e-10)
+
+
+def test_the_choice_of_the_preconditioner_follows_the_last_rates():
+    mdp = mdps.slippery_grid(7)
+    corrections = Corrections(_policy_pattern(mdp.csr(), mdp.n_states)[0], mdp.gamma)
+    chosen = []
+    for rate in (2.0, 0.5, 0.3, 0.6, 0.4, 0.55, 0.05, 0.05):
+        corrections.note(corrections._pattern.data, rate)
+        chosen.append(corrections.lumped)
+    # fast: kept; then the other is tried; slower: back; better: kept; faster than the other's last: kept; ...
+    assert chosen == [False, True, False, False, False, False, True, False]

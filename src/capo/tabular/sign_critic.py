@@ -15,7 +15,7 @@ from capo.tabular.modified import action_mask
 GMRES_DEPTH = 16  # steps between restarts
 REDUCTION = 1e-3  # of the residual by one cycle
 STALLED_AFTER = 30  # restarts without progress
-FAST = 1.0  # logarithm of what a fast step of GMRES shrinks the error by
+FAST, SLOW = 1.0, 0.1  # logarithms of what a fast and a slow step of GMRES shrink the error by
 KNOWN = 1e-4  # V is computed to within this of the greatest advantage, but no further than the tolerance needs
 NEGLIGIBLE = 1e-5  # entries of P_pi up to this times 1 - gamma are left out of the equations for a correction
 SINGLE_UP_TO = 0.999  # discount up to which corrections are computed in single precision
@@ -44,19 +44,19 @@ class Corrections:
         self._diagonal, self._ratio = np.empty(n_states), np.empty(n_states)
         self._basis, self._work = np.empty((GMRES_DEPTH + 1, n_states), number), np.empty((2, n_states), number)
         self.lumped = False
-        self._rates: list[float] = []
+        self._rates: dict[bool, float] = {}  # of the last correction with each preconditioner
 
     def note(self, pi_data: Floats, rate: float) -> None:
-        """Learn by how much a step has shrunk the error, its logarithm; the better preconditioner is kept.
+        """Learn by how much a step has shrunk the error, its logarithm, and choose the next preconditioner.
 
-        The second one is tried where the first one is slow.
+        The other one is tried where this one is not fast for the first time, where it is slow, and where the other
+        one was faster when it was last used. What is best changes with the residual, so no choice is final.
         """
-        if len(self._rates) == 2 or (not self._rates and rate >= FAST):
-            self._rates = [rate, rate]
-            return
-        self._rates.append(rate)
-        self.lumped = len(self._rates) == 1 or self._rates[1] > self._rates[0]
-        self.follow(pi_data)
+        self._rates[self.lumped] = rate
+        other = self._rates.get(not self.lumped)
+        if rate < FAST and (other is None or rate < SLOW or rate < other):
+            self.lumped = not self.lumped
+            self.follow(pi_data)
 
     def follow(self, pi_data: Floats) -> None:
         """Take P_pi, as the entries of the pattern."""
