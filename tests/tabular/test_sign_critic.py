@@ -196,3 +196,20 @@ def test_the_choice_of_the_preconditioner_follows_the_last_rates():
         chosen.append(corrections.lumped)
     # fast: kept; then the other is tried; slower: back; better: kept; faster than the other's last: kept; ...
     assert chosen == [False, True, False, False, False, False, True, False]
+
+
+def test_an_evaluation_that_rounding_keeps_from_its_goal_ends_where_every_sign_is_certain():
+    mdp = with_constant(sparse(mdps.garnet(60, 3, 5, gamma=0.99)), 1e6)
+    best = capo.solve(mdp, critic="k-step", tol=1e-4).policy.argmax(axis=1)
+    found = SignCritic(mdp, 1e-9).evaluate(np.eye(3)[best])
+    assert found.error > 1e-9
+    assert found.greatest >= found.error
+    assert (found.signs[np.arange(60), best] == 0).all()
+    assert ((found.signs == -1).sum(axis=1) == 2).all()
+
+
+def test_an_evaluation_that_leaves_a_sign_open_is_refused():
+    one = with_constant(sparse(mdps.garnet(60, 1, 5, gamma=0.99)), 1e6)
+    twins = capo.MDP(one.csr()[np.repeat(np.arange(60), 2)], np.repeat(one.reward, 2, axis=1), 0.99)
+    with pytest.raises(CapoError, match="with signs undecided"):
+        SignCritic(twins, 1e-9).evaluate(twins.uniform_policy)

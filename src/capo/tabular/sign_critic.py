@@ -128,21 +128,29 @@ class SignCritic:
                 centred, 2 * error, self.sign_tol, self._signs, state,
             )  # fmt: skip
             if undecided < 0 and error <= max(KNOWN * greatest / (1 + gamma), finest):
-                return AdvantageSigns(centred, self._signs.copy(), max(greatest, (1 + gamma) * error), error)
-            if steps:
-                self._corrections.note(pi_data, float(np.log(before / error)) / steps)
+                return self._found(centred, greatest, error)
+            if before < np.inf:
+                self._corrections.note(pi_data, float(np.log(before / error)) / max(1, steps))
             state, before = max(undecided, 0), error
             best, looks = (error, 0) if error < 0.9 * best else (best, looks + 1)
             if looks > STALLED_AFTER:
+                if undecided < 0:  # rounding keeps V from being known better, but no sign depends on it
+                    return self._found(centred, greatest, error)
                 raise CapoError(
                     f"the evaluation stalled at an error of {error:.3g} with signs undecided: "
                     f"give a sign_tol of at least {error * (1 + gamma):.3g} or use critic='direct'"
                 )
             # Far enough to be worth another look, but no further than what decides everything.
             reduction = min(max(REDUCTION, 0.5 * finest / error), 0.5)
+            if looks:  # no progress: rounding at a few states may hide the rest of the residual
+                reduction = REDUCTION ** min(1 + looks, 5)
             size = max(high, -low) * (1 - gamma)
             steps = self._corrections.correct(values, residual, size, reduction)
             self.solver_steps += max(1, steps)
+
+    def _found(self, values: Floats, greatest: float, error: float) -> AdvantageSigns:
+        at_most = max(greatest, (1 + self.mdp.gamma) * error)
+        return AdvantageSigns(values, self._signs.copy(), at_most, error)
 
 
 def _policy_pattern(rows: sp.csr_array, n_states: int) -> tuple[sp.csr_array, npt.NDArray[np.int32]]:
