@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -213,3 +214,28 @@ def test_an_evaluation_that_leaves_a_sign_open_is_refused():
     twins = capo.MDP(one.csr()[np.repeat(np.arange(60), 2)], np.repeat(one.reward, 2, axis=1), 0.99)
     with pytest.raises(CapoError, match="with signs undecided"):
         SignCritic(twins, 1e-9).evaluate(twins.uniform_policy)
+
+
+@pytest.mark.parametrize(
+    ("gamma", "rows", "rewards"),
+    [
+        (1 - 2.0**-53, [[0.5, 0, 0.5], [0.5, 0.5, 0], [0.5, 0.5, 0]], [1, 0, -1]),
+        (1 - 2.0**-53, [[0, 0, 1], [1, 0, 0], [0, 1, 0]], [-2, -1, 2]),
+        (1 - 1e-9, [[0.5, 0.5, 0], [0, 1, 0], [0, 0.5, 0.5]], [2, -1, 2]),
+        (1 - 1e-9, [[1, 0, 0], [0.5, 0.5, 0], [0.5, 0, 0.5]], [-2, 2, 2]),
+    ],
+)
+def test_systems_that_are_singular_in_floating_point_divide_by_nothing(gamma, rows, rewards):
+    mdp = capo.MDP(sp.csr_array(np.array(rows, float)), np.array(rewards, float)[:, None], gamma)
+    found = SignCritic(mdp, 1.0).evaluate(mdp.uniform_policy)
+    assert np.isfinite(found.values).all()
+    assert np.abs(found.values).max() * (1 - gamma) < 2.01
+
+
+def test_one_value_that_is_not_finite_is_found():
+    mdp = mdps.slippery_grid(5)
+    for value in (np.nan, np.inf, -np.inf):
+        critic = SignCritic(mdp, 1e-9)
+        critic._values[7] = value
+        with pytest.raises(CapoError, match="values are no longer finite"):
+            critic.evaluate(mdp.uniform_policy)

@@ -9,8 +9,8 @@ thread is faster.
 ``allowed`` (S, A) says which actions a state has; an array without rows means all of them. A sharp policy is an
 ``action`` (S,) per state, of probability 1 in floating point. A soft one is ``log_policy`` and ``policy`` (S, A).
 
-Comparisons pass over NaN, so ``unknown`` collects 0 times every residual: it is NaN if one is not finite, and then so
-are the residuals that an improvement or a check of all pairs returns.
+Comparisons pass over NaN, so ``unknown`` collects 0 times every residual: it is NaN if one is not finite, and then
+so are the residuals that an improvement or a check of all pairs returns.
 
 The sums over successors are written out in every kernel: calling a function for each costs more than the sum.
 Successors are unsigned integers, so ``target - near < width`` asks for near <= target < near + width at once.
