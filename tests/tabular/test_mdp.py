@@ -390,3 +390,68 @@ def test_a_sparse_file_of_odd_types_is_refused(tmp_path, name, kind):
     mdp_files.write(path, arrays, {key: facts[key] for key in ("name", "gamma", "reward_map")})
     with pytest.raises(capo.CapoError, match="damaged: ValueError: transitions of types"):
         capo.MDP.load(path)
+
+
+def sparse_steps(form, column=3, row=3):
+    """Four states, one action, each to itself; the last entry altered to (row, column) behind scipy's back."""
+    matrix = sp.eye_array(4, format=form)
+    if form == "coo":
+        matrix.coords[0][3], matrix.coords[1][3] = row, column
+    else:
+        matrix.indices[3] = column
+    return matrix
+
+
+@pytest.mark.parametrize("column", [-1, 4, 10**9])
+@pytest.mark.parametrize("form", ["csr", "coo"])
+def test_a_successor_outside_the_states_is_refused(form, column):
+    reward, words = np.ones((4, 1)), f"row 3 has an entry for state {column}, outside a matrix of 4 rows"
+    bad, good = sparse_steps(form, column), sparse_steps(form)
+    every = np.arange(4), np.zeros(4, int)
+    for make in (
+        lambda: MDP(bad, reward, 0.9),
+        lambda: MDP.from_pairs(*every, bad, np.ones(4), 0.9),
+        lambda: MDP.from_mdptoolbox([bad, good], np.ones(4), 0.9),
+    ):
+        with pytest.raises(CapoError, match=f"transitions: {words}"):
+            make()
+    for make in (
+        lambda: MDP(good, bad, 0.9),
+        lambda: MDP(good, reward, 0.9).with_reward(bad),
+        lambda: MDP.from_pairs(*every, good, bad, 0.9),
+        lambda: MDP.from_mdptoolbox([good], [bad], 0.9),
+    ):
+        with pytest.raises(CapoError, match=f"rewards: {words}"):
+            make()
+
+
+@pytest.mark.parametrize("number", [-1, 4, 10**9])
+def test_other_sparse_formats_are_checked_too(number):
+    for bad, words in (
+        (sparse_steps("csc", number), f"row {number} has an entry for state 3, outside"),
+        (sparse_steps("coo", 3, number), f"row {number} has an entry for state 3, outside"),
+        (sparse_steps("bsr", number), f"not a valid sparse matrix of numbers: .*{number}"),
+    ):
+        with pytest.raises(CapoError, match=f"transitions: {words}"):
+            MDP(bad, np.ones((4, 1)), 0.9)
+
+
+@pytest.mark.parametrize("form", ["csr", "csc", "bsr"])
+@pytest.mark.parametrize(
+    "pointers", [[0, 1, 2, 3, 9], [0, 3, 1, 3, 4], [1, 1, 2, 3, 4], [0, 1, 4], [0, 1, 2, 3, -4]]
+)
+def test_pointers_that_split_no_rows_are_refused(form, pointers):
+    bad = sp.eye_array(4, format=form)
+    bad.indptr = np.array(pointers, bad.indptr.dtype)
+    with pytest.raises(CapoError, match="transitions: not a valid sparse matrix of numbers: indptr"):
+        MDP(bad, np.ones((4, 1)), 0.9)
+
+
+@pytest.mark.parametrize("form", ["csr", "csc", "bsr", "coo", "lil", "dok", "dia"])
+def test_every_sparse_format_is_read_and_complex_numbers_are_not(form):
+    p, r = dense()
+    rows = sp.csr_array(p.reshape(6, 3))
+    np.testing.assert_array_equal(MDP(rows.asformat(form), r, 0.9).rows.toarray(), p.reshape(6, 3))
+    for transition, reward in ((rows * (1 + 5j), r), (rows, rows * 1j)):
+        with pytest.raises(CapoError, match="complex"):
+            MDP(transition.asformat(form), reward.asformat(form) if sp.issparse(reward) else reward, 0.9)
