@@ -1,6 +1,7 @@
 """MDPs: validation, importers, exporters, rescaling."""
 
 import json
+import math
 
 import gymnasium
 import numpy as np
@@ -455,3 +456,35 @@ def test_every_sparse_format_is_read_and_complex_numbers_are_not(form):
     for transition, reward in ((rows * (1 + 5j), r), (rows, rows * 1j)):
         with pytest.raises(CapoError, match="complex"):
             MDP(transition.asformat(form), reward.asformat(form) if sp.issparse(reward) else reward, 0.9)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("off", [9e-13, -9e-13, 3e-15, -3e-15, 4e-9])
+@pytest.mark.parametrize("n", [3, 2000])
+def test_every_row_sums_to_one_except_for_rounding(n, off, sparse):
+    """Row by row, and once only: an MDP that is read again has the same digest."""
+    rng = np.random.default_rng(n)
+    p = rng.random((n, 2, n)) ** 6 if n < 10 else np.zeros((n, 2, n))
+    if n > 10:
+        p[:, 1] = np.eye(n)
+        p[0, 0], p[1:, 0, 0] = rng.random(n), 1
+    p /= p.sum(axis=2, keepdims=True)
+    p[0, 0] *= 1 + off
+    mdp = MDP(sp.csr_array(p.reshape(2 * n, n)) if sparse else p, np.ones((n, 2)), 0.9)
+    rows = mdp.rows.toarray() if sparse else mdp.rows
+    assert max(abs(math.fsum([*row, -1.0])) for row in rows) <= 4 * 2.0**-52
+    assert (rows[1:] == p.reshape(2 * n, n)[1:]).all()
+    assert (rows[0] != p[0, 0]).any()
+    again = MDP(mdp.transition, mdp.reward, 0.9)
+    assert (again.rows != mdp.rows).sum() == 0
+
+
+def test_rows_that_nearly_sum_to_one_keep_the_gap_honest():
+    gamma, off = 0.999, 9e-13
+    worth = 1 / (1 - gamma)
+    p = np.array([[[1 - off, 0.0], [1.0, 0.0]], [[0.0, 1.0], [0.0, 1.0]]])
+    mdp = MDP(p, [[1.0, 1 - 0.5 * off * gamma * worth], [1.0, 1.0]], gamma)
+    for critic, rule, tol in (("k-step", "cyclic", 1e-8), ("direct", "batch", 1e-5), ("signs", "batch", 1e-5)):
+        result = capo.solve(mdp, critic=critic, rule=rule, tol=tol)
+        own = (result.policy[0] * mdp.reward[0]).sum() * worth  # both actions stay in the state
+        assert worth - own <= result.gap_bound + 2e-9, (critic, rule)

@@ -15,6 +15,7 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 SUM_TOLERANCE = 1e-8  # how far the sum of a row of probabilities may be from 1; more in single precision
+SUM_ROUNDING = 4 * 2.0**-52  # and how far it is left from 1: bounds on V take it for 1
 
 
 def check_gamma(gamma: float) -> float:
@@ -156,9 +157,40 @@ def check_probabilities(rows: Any, n_actions: int, tolerance: float, allowed: Bo
             f"the probabilities of state {pair // n_actions}, action {pair % n_actions} sum to {sums[pair]:.12g}, "
             f"off by {sums[pair] - 1:+.3g}: each row must sum to 1 within {tolerance:g}{more}"
         )
-    if np.abs(sums - 1).max() < 1e-12:
+    return _normalised(rows, np.flatnonzero(np.abs(sums - 1) > SUM_ROUNDING))
+
+
+def _normalised(rows: Any, suspects: Ints) -> Any:
+    """The rows, with those of ``suspects`` divided by their sums unless only their addition was rounded."""
+    if not suspects.size:
         return rows
-    return sp.csr_array(sp.diags_array(1 / sums) @ rows) if sp.issparse(rows) else rows / sums[:, None]
+    excess = _sum_minus_one(rows[suspects])
+    off = np.abs(excess) > SUM_ROUNDING
+    if not off.any():
+        return rows
+    sums = np.ones(rows.shape[0])
+    sums[suspects[off]] += excess[off]
+    if not sp.issparse(rows):
+        return rows / sums[:, None]
+    rows.data /= np.repeat(sums, np.diff(rows.indptr))
+    return rows
+
+
+def _sum_minus_one(rows: Any) -> Floats:
+    """(n,) how far the sums of rows (n, S) of probabilities are from 1, almost exactly however long they are.
+
+    Multiples of 2^-27 are added without rounding, and what is left of the entries is at most 2^-28.
+    """
+    entries = rows.data if sp.issparse(rows) else rows
+    coarse = np.round(entries * 2.0**27) * 2.0**-27
+    fine = entries - coarse
+    if not sp.issparse(rows):
+        return np.asarray((coarse.sum(axis=1) - 1) + fine.sum(axis=1))
+    sums = (
+        sp.csr_array((part, rows.indices, rows.indptr), shape=rows.shape).sum(axis=1) for part in (coarse, fine)
+    )
+    high, low = (np.asarray(part).ravel() for part in sums)
+    return np.asarray((high - 1) + low)
 
 
 def expected_reward(
