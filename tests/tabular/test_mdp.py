@@ -1,5 +1,6 @@
 """MDPs: validation, importers, exporters, rescaling."""
 
+import contextlib
 import json
 import math
 
@@ -488,3 +489,14 @@ def test_rows_that_nearly_sum_to_one_keep_the_gap_honest():
         result = capo.solve(mdp, critic=critic, rule=rule, tol=tol)
         own = (result.policy[0] * mdp.reward[0]).sum() * worth  # both actions stay in the state
         assert worth - own <= result.gap_bound + 2e-9, (critic, rule)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_equations_that_are_singular_in_floating_point_are_refused(sparse):
+    """As some of these are; which ones depends on how LAPACK rounds."""
+    for seed in range(230, 290):
+        p = np.random.default_rng(seed).dirichlet(np.ones(4), 4)
+        mdp = MDP(sp.csr_array(p) if sparse else p[:, None], np.ones((4, 1)), 1 - 2.0**-53)
+        for evaluate in (lambda of: of.policy_values(of.uniform_policy), lambda of: capo.solve(of, iterations=1)):
+            with contextlib.suppress(CapoError):
+                evaluate(mdp)

@@ -222,10 +222,13 @@ class MDP:
         require_discounted(self)
         matrix = self.policy_transition(policy)
         reward = (policy * self.reward).sum(axis=1)
-        if self.is_sparse:
-            system = sp.csc_array(sp.eye_array(self.n_states) - self.gamma * matrix)
-            return np.asarray(scipy.sparse.linalg.splu(system).solve(reward))
-        return np.linalg.solve(np.eye(self.n_states) - self.gamma * matrix, reward)
+        try:
+            if self.is_sparse:
+                system = sp.csc_array(sp.eye_array(self.n_states) - self.gamma * matrix)
+                return np.asarray(scipy.sparse.linalg.splu(system).solve(reward))
+            return np.linalg.solve(np.eye(self.n_states) - self.gamma * matrix, reward)
+        except (np.linalg.LinAlgError, RuntimeError):  # what splu raises
+            raise singular(self) from None
 
     def reachable(self, origin: Floats | None = None) -> Bools:
         """(S,) mask of the states that some policy can reach from ``origin`` (default: the start distribution)."""
@@ -487,6 +490,14 @@ def require_mdp(given: Any) -> None:
     if not isinstance(given, MDP):
         raise CapoError(f"{given!r} is not a capo.MDP; capo.mdps.parse makes one from a name such as 'chain:10'")
     require_discounted(given)
+
+
+def singular(mdp: MDP) -> CapoError:
+    """What to raise where floating point finds no values of a policy."""
+    return CapoError(
+        f"gamma={mdp.gamma!r} is too close to 1: the equations of this policy's values are singular in floating "
+        "point; use a smaller gamma"
+    )
 
 
 def require_discounted(mdp: MDP) -> None:
