@@ -1,6 +1,8 @@
 """MDPs: validation, importers, exporters, rescaling."""
 
+import contextlib
 import json
+import math
 
 import gymnasium
 import numpy as np
@@ -495,3 +497,111 @@ def test_the_manifest_of_a_file_is_checked(tmp_path, facts, words):
 def test_a_single_number_of_numpy_is_no_list_of_matrices():
     with pytest.raises(CapoError, match="transitions: the matrix of action 0"):
         MDP.from_mdptoolbox(np.array(1.0), np.ones((2, 2)), 0.9)
+
+
+def sparse_steps(form, column=3, row=3):
+    """Four states, one action, each to itself; the last entry altered to (row, column) behind scipy's back."""
+    matrix = sp.eye_array(4, format=form)
+    if form == "coo":
+        matrix.coords[0][3], matrix.coords[1][3] = row, column
+    else:
+        matrix.indices[3] = column
+    return matrix
+
+
+@pytest.mark.parametrize("column", [-1, 4, 10**9])
+@pytest.mark.parametrize("form", ["csr", "coo"])
+def test_a_successor_outside_the_states_is_refused(form, column):
+    reward, words = np.ones((4, 1)), f"row 3 has an entry for state {column}, outside a matrix of 4 rows"
+    bad, good = sparse_steps(form, column), sparse_steps(form)
+    every = np.arange(4), np.zeros(4, int)
+    for make in (
+        lambda: MDP(bad, reward, 0.9),
+        lambda: MDP.from_pairs(*every, bad, np.ones(4), 0.9),
+        lambda: MDP.from_mdptoolbox([bad, good], np.ones(4), 0.9),
+    ):
+        with pytest.raises(CapoError, match=f"transitions: {words}"):
+            make()
+    for make in (
+        lambda: MDP(good, bad, 0.9),
+        lambda: MDP(good, reward, 0.9).with_reward(bad),
+        lambda: MDP.from_pairs(*every, good, bad, 0.9),
+        lambda: MDP.from_mdptoolbox([good], [bad], 0.9),
+    ):
+        with pytest.raises(CapoError, match=f"rewards: {words}"):
+            make()
+
+
+@pytest.mark.parametrize("number", [-1, 4, 10**9])
+def test_other_sparse_formats_are_checked_too(number):
+    for bad, words in (
+        (sparse_steps("csc", number), f"row {number} has an entry for state 3, outside"),
+        (sparse_steps("coo", 3, number), f"row {number} has an entry for state 3, outside"),
+        (sparse_steps("bsr", number), f"not a valid sparse matrix of numbers: .*{number}"),
+    ):
+        with pytest.raises(CapoError, match=f"transitions: {words}"):
+            MDP(bad, np.ones((4, 1)), 0.9)
+
+
+@pytest.mark.parametrize("form", ["csr", "csc", "bsr"])
+@pytest.mark.parametrize(
+    "pointers", [[0, 1, 2, 3, 9], [0, 3, 1, 3, 4], [1, 1, 2, 3, 4], [0, 1, 4], [0, 1, 2, 3, -4]]
+)
+def test_pointers_that_split_no_rows_are_refused(form, pointers):
+    bad = sp.eye_array(4, format=form)
+    bad.indptr = np.array(pointers, bad.indptr.dtype)
+    with pytest.raises(CapoError, match="transitions: not a valid sparse matrix of numbers: indptr"):
+        MDP(bad, np.ones((4, 1)), 0.9)
+
+
+@pytest.mark.parametrize("form", ["csr", "csc", "bsr", "coo", "lil", "dok", "dia"])
+def test_every_sparse_format_is_read_and_complex_numbers_are_not(form):
+    p, r = dense()
+    rows = sp.csr_array(p.reshape(6, 3))
+    np.testing.assert_array_equal(MDP(rows.asformat(form), r, 0.9).rows.toarray(), p.reshape(6, 3))
+    for transition, reward in ((rows * (1 + 5j), r), (rows, rows * 1j)):
+        with pytest.raises(CapoError, match="complex"):
+            MDP(transition.asformat(form), reward.asformat(form) if sp.issparse(reward) else reward, 0.9)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("off", [9e-13, -9e-13, 3e-15, -3e-15, 4e-9])
+@pytest.mark.parametrize("n", [3, 2000])
+def test_every_row_sums_to_one_except_for_rounding(n, off, sparse):
+    """Row by row, and once only: an MDP that is read again has the same digest."""
+    rng = np.random.default_rng(n)
+    p = rng.random((n, 2, n)) ** 6 if n < 10 else np.zeros((n, 2, n))
+    if n > 10:
+        p[:, 1] = np.eye(n)
+        p[0, 0], p[1:, 0, 0] = rng.random(n), 1
+    p /= p.sum(axis=2, keepdims=True)
+    p[0, 0] *= 1 + off
+    mdp = MDP(sp.csr_array(p.reshape(2 * n, n)) if sparse else p, np.ones((n, 2)), 0.9)
+    rows = mdp.rows.toarray() if sparse else mdp.rows
+    assert max(abs(math.fsum([*row, -1.0])) for row in rows) <= 4 * 2.0**-52
+    assert (rows[1:] == p.reshape(2 * n, n)[1:]).all()
+    assert (rows[0] != p[0, 0]).any()
+    again = MDP(mdp.transition, mdp.reward, 0.9)
+    assert (again.rows != mdp.rows).sum() == 0
+
+
+def test_rows_that_nearly_sum_to_one_keep_the_gap_honest():
+    gamma, off = 0.999, 9e-13
+    worth = 1 / (1 - gamma)
+    p = np.array([[[1 - off, 0.0], [1.0, 0.0]], [[0.0, 1.0], [0.0, 1.0]]])
+    mdp = MDP(p, [[1.0, 1 - 0.5 * off * gamma * worth], [1.0, 1.0]], gamma)
+    for critic, rule, tol in (("k-step", "cyclic", 1e-8), ("direct", "batch", 1e-5), ("signs", "batch", 1e-5)):
+        result = capo.solve(mdp, critic=critic, rule=rule, tol=tol)
+        own = (result.policy[0] * mdp.reward[0]).sum() * worth  # both actions stay in the state
+        assert worth - own <= result.gap_bound + 2e-9, (critic, rule)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_equations_that_are_singular_in_floating_point_are_refused(sparse):
+    """As some of these are; which ones depends on how LAPACK rounds."""
+    for seed in range(230, 290):
+        p = np.random.default_rng(seed).dirichlet(np.ones(4), 4)
+        mdp = MDP(sp.csr_array(p) if sparse else p[:, None], np.ones((4, 1)), 1 - 2.0**-53)
+        for evaluate in (lambda of: of.policy_values(of.uniform_policy), lambda of: capo.solve(of, iterations=1)):
+            with contextlib.suppress(CapoError):
+                evaluate(mdp)

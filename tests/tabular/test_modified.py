@@ -11,8 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import capo
+from capo import CapoError
 from capo.tabular import kernels_modified as kernels
 from capo.tabular import modified
+from capo.tabular.engine import uniform_log_policy
 from capo.tabular.modified import Rounds, Sharp, Soft
 from capo.tabular.theory import modified as lines
 from capo.update import MOST_MULTIPLE, coordinate_update, floor
@@ -491,3 +493,74 @@ def test_the_constant_of_the_batch_rate(seed, n):
 
 def test_the_floor_stays_finite_under_the_largest_steps():
     assert np.isfinite(floor(np.float64) * MOST_MULTIPLE)
+
+
+# --- honest runs ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1e-12, 1e-14, 1e-20, 1e-200])
+@pytest.mark.parametrize("rule", RULES)
+def test_tiny_rewards_give_the_same_run(rule, size):
+    mdp = capo.mdps.random(6, 3, gamma=0.9)
+    tiny = mdp.with_reward(mdp.reward * size)
+    runs = [capo.solve(of, critic="k-step", rule=rule, iterations=10) for of in (mdp, tiny)]
+    np.testing.assert_allclose(runs[0].policy, runs[1].policy, atol=1e-9)
+    assert runs[1].gap_bound == pytest.approx(runs[0].gap_bound * size, rel=1e-3, abs=1e-12 * size)
+    assert runs[1].certificate().held
+
+
+@pytest.mark.parametrize("sign_tol", [1e-3, 0.05, 1.0])
+def test_the_rate_allows_for_differences_that_count_as_zero(sign_tol):
+    mdp = capo.mdps.garnet(40, 3, 4)
+    for options in ({"rule": "batch"}, {"rule": "cyclic", "multiple": MOST_MULTIPLE}):
+        run = capo.solve(mdp, critic="k-step", iterations=80, sign_tol=sign_tol, sweeps="jacobi", **options)
+        assert run.certificate().line("Theorem: ||V* - V'||").status == "held"
+        assert run.certificate().held
+
+
+def test_solutions_far_beyond_v_may_be_off_by_rounding_of_their_own_size(run):
+    """A run that was stopped early: V is at 1, the policy is worth 1e9, and LU finds that to 16 digits."""
+    own = lines._Run(run, run.mdp.with_gamma(1 - 1e-9), 1.0, 0.0)
+    assert own.solved(np.array([1e9, 0.0])) == pytest.approx(1e9 * own.solved())
+    assert own.solved(np.array([0.5])) == own.solved()
+
+
+def test_lines_that_need_a_solution_are_skipped_where_it_has_no_correct_digit():
+    mdp = made(3, gamma=1 - 2.0**-53)
+    run = capo.solve(mdp, critic="k-step", rule="batch", iterations=5)
+    for name in (lines.BELOW_POLICY, lines.BELOW_BEST, lines.TRUE_GAP, lines.TRUE_VALUES, lines.RATE):
+        line = run.certificate().line(name)
+        assert line.status == "not applicable"
+        assert "no correct digit" in line.note
+
+
+# --- values that are not finite -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gamma", [1 - 2.0**-53, 0.999])
+def test_rewards_too_large_for_another_discount_are_refused(gamma):
+    huge = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]) * 1e298
+    with pytest.raises(CapoError, match=r"too large with gamma=0\.99.*would overflow"):
+        capo.MDP(np.full((3, 2, 3), 1 / 3), huge, 0.5).with_gamma(gamma)
+    with pytest.raises(CapoError, match="too large with gamma"):
+        capo.MDP(np.full((3, 2, 3), 1 / 3), huge, 1.0).with_gamma(gamma)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("gauss_seidel", [False, True])
+@pytest.mark.parametrize("kind", ["sharp", "soft"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("state", [0, 25, 39])
+def test_nothing_is_certified_where_one_value_has_overflowed(kind, gauss_seidel, threads, value, state):
+    mdp = capo.mdps.garnet(40, 3, 4)
+    for step in ("round", "certify"):
+        if kind == "sharp":
+            sweeper = Sharp(mdp, gauss_seidel, threads)
+        else:
+            sweeper = Soft(mdp, uniform_log_policy(mdp), 1.0, False, 1e-12, None, gauss_seidel, threads)
+        rounds = Rounds(sweeper, mdp.gamma, None, choose=False)
+        rounds.round()
+        sweeper.values[state] = value
+        with pytest.raises(CapoError, match="no longer finite"):
+            getattr(rounds, step)()
+        sweeper.close()

@@ -74,6 +74,20 @@ for rounds in both:
     while rounds.gap_bound > 1e-8:
         rounds.round()
 assert np.abs(both[0].values - both[1].values).max() < 2e-8
+
+# One value that is not finite: nothing is certified.
+for mdp in (capo.mdps.garnet(50, 3, 4), uneven):
+    for value in (np.nan, np.inf, -np.inf):
+        for step in ("round", "certify"):
+            device = Device.of(mdp, jax.devices())
+            with jax.enable_x64(True):
+                device._values = device._values.at[mdp.n_states - 1].set(value)
+            try:
+                getattr(Rounds(device, mdp.gamma, None, choose=False), step)()
+            except capo.CapoError as error:
+                assert "no longer finite" in str(error), error
+            else:
+                raise AssertionError((mdp, value, step))
 print("done")
 """
 

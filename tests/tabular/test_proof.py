@@ -57,8 +57,12 @@ def random_case(seed):
         q = mdp.masked(mdp.reward)
         policy = (q == q.max(axis=1, keepdims=True)).astype(float)
         policy /= policy.sum(axis=1, keepdims=True)
+    try:
+        own = mdp.policy_values(policy)
+    except CapoError:  # singular in floating point
+        own = np.full(n_states, mdp.reward.max() / (1 - mdp.gamma))
     values = [
-        mdp.policy_values(policy),
+        own,
         rng.normal(size=n_states) * 10.0 ** rng.integers(-3, 12),
         np.zeros(n_states),
     ]

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -170,3 +171,71 @@ def test_values_that_overflow_are_refused():
     critic._values[:] = np.nan
     with pytest.raises(CapoError, match="values are no longer finite"):
         critic.evaluate(mdp.uniform_policy)
+
+
+def with_constant(mdp, constant):
+    return capo.MDP(mdp.csr(), mdp.reward + constant, mdp.gamma)
+
+
+@pytest.mark.parametrize("constant", [-1.0, 100.0, 1e4])
+@pytest.mark.parametrize("n_states", [300, 1000])
+def test_a_preconditioner_that_becomes_slow_is_changed(n_states, constant):
+    """The first residual of rewards with a large constant says nothing about those that follow."""
+    mdp = with_constant(mdps.garnet(n_states, 3, 8, gamma=0.999), constant)
+    result = capo.solve(mdp, rule="batch", critic="signs", iterations=15)
+    assert result.gap_bound < 1e-7 * np.abs(result.values).max()
+    again = capo.solve(mdp, rule="batch", critic="direct", iterations=15)
+    np.testing.assert_allclose(result.values, again.values, rtol=1e-10)
+
+
+def test_the_choice_of_the_preconditioner_follows_the_last_rates():
+    mdp = mdps.slippery_grid(7)
+    corrections = Corrections(_policy_pattern(mdp.csr(), mdp.n_states)[0], mdp.gamma)
+    chosen = []
+    for rate in (2.0, 0.5, 0.3, 0.6, 0.4, 0.55, 0.05, 0.05):
+        corrections.note(corrections._pattern.data, rate)
+        chosen.append(corrections.lumped)
+    # fast: kept; then the other is tried; slower: back; better: kept; faster than the other's last: kept; ...
+    assert chosen == [False, True, False, False, False, False, True, False]
+
+
+def test_an_evaluation_that_rounding_keeps_from_its_goal_ends_where_every_sign_is_certain():
+    mdp = with_constant(sparse(mdps.garnet(60, 3, 5, gamma=0.99)), 1e6)
+    best = capo.solve(mdp, critic="k-step", tol=1e-4).policy.argmax(axis=1)
+    found = SignCritic(mdp, 1e-9).evaluate(np.eye(3)[best])
+    assert found.error > 1e-9
+    assert found.greatest >= found.error
+    assert (found.signs[np.arange(60), best] == 0).all()
+    assert ((found.signs == -1).sum(axis=1) == 2).all()
+
+
+def test_an_evaluation_that_leaves_a_sign_open_is_refused():
+    one = with_constant(sparse(mdps.garnet(60, 1, 5, gamma=0.99)), 1e6)
+    twins = capo.MDP(one.csr()[np.repeat(np.arange(60), 2)], np.repeat(one.reward, 2, axis=1), 0.99)
+    with pytest.raises(CapoError, match="with signs undecided"):
+        SignCritic(twins, 1e-9).evaluate(twins.uniform_policy)
+
+
+@pytest.mark.parametrize(
+    ("gamma", "rows", "rewards"),
+    [
+        (1 - 2.0**-53, [[0.5, 0, 0.5], [0.5, 0.5, 0], [0.5, 0.5, 0]], [1, 0, -1]),
+        (1 - 2.0**-53, [[0, 0, 1], [1, 0, 0], [0, 1, 0]], [-2, -1, 2]),
+        (1 - 1e-9, [[0.5, 0.5, 0], [0, 1, 0], [0, 0.5, 0.5]], [2, -1, 2]),
+        (1 - 1e-9, [[1, 0, 0], [0.5, 0.5, 0], [0.5, 0, 0.5]], [-2, 2, 2]),
+    ],
+)
+def test_systems_that_are_singular_in_floating_point_divide_by_nothing(gamma, rows, rewards):
+    mdp = capo.MDP(sp.csr_array(np.array(rows, float)), np.array(rewards, float)[:, None], gamma)
+    found = SignCritic(mdp, 1.0).evaluate(mdp.uniform_policy)
+    assert np.isfinite(found.values).all()
+    assert np.abs(found.values).max() * (1 - gamma) < 2.01
+
+
+def test_one_value_that_is_not_finite_is_found():
+    mdp = mdps.slippery_grid(5)
+    for value in (np.nan, np.inf, -np.inf):
+        critic = SignCritic(mdp, 1e-9)
+        critic._values[7] = value
+        with pytest.raises(CapoError, match="values are no longer finite"):
+            critic.evaluate(mdp.uniform_policy)

@@ -21,7 +21,7 @@ from threadpoolctl import ThreadpoolController
 
 from capo.errors import CapoError
 from capo.tabular import kernels
-from capo.tabular.mdp import MDP, Floats, Ints
+from capo.tabular.mdp import MDP, Floats, Ints, singular
 from capo.update import KINDS, StepSize
 
 DIRECT_BELOW = 128  # up to this S the inverse is changed immediately: the matrix fits in the cache
@@ -160,7 +160,10 @@ class DenseCritic:
         transition = self.mdp.policy_transition(self.policy)
         system = np.eye(n) - self.mdp.gamma * (transition.toarray() if sp.issparse(transition) else transition)
         with single_threaded_blas:
-            self._inverse = np.ascontiguousarray(np.linalg.inv(system))
+            try:
+                self._inverse = np.ascontiguousarray(np.linalg.inv(system))
+            except np.linalg.LinAlgError:
+                raise singular(self.mdp) from None
             self.values: Floats = self._inverse @ (self.policy * self.mdp.reward).sum(axis=1)
         self._pending = 0
         self.refactorisations += 1

@@ -11,7 +11,7 @@ import scipy.sparse as sp
 
 from capo.checks import whole
 from capo.errors import CapoError
-from capo.tabular.mdp_checks import Bools, Floats, Ints, action_mask, real_array, terminal_mask
+from capo.tabular.mdp_checks import Bools, Floats, Ints, action_mask, real_array, sparse_rows, terminal_mask
 
 BLOCK = 1 << 18  # pairs that a function is asked about at once
 MOST_UNROLLED = 10**9  # transitions of an MDP over a finite horizon
@@ -175,7 +175,7 @@ def unrolled(rows: sp.csr_array, allowed: Bools, n_actions: int, steps: int) -> 
 def from_pairs(states: Any, actions: Any, transition: Any, reward: Any, n_actions: int | None) -> dict[str, Any]:
     """The arguments of :meth:`capo.MDP.from_pairs`."""
     chosen = _pair_list(states, actions)
-    rows: Any = sp.csr_array(transition) if sp.issparse(transition) else real_array(transition, "transitions")
+    rows = _matrix(transition, "transitions")
     if rows.ndim != 2 or len(chosen) != rows.shape[0]:
         rule = f"must be (pairs, states), and there are {len(chosen)} pairs"
         raise CapoError(f"transitions of shape {rows.shape} {rule}")
@@ -188,7 +188,7 @@ def from_pairs(states: Any, actions: Any, transition: Any, reward: Any, n_action
     if len(np.unique(place)) != len(place):
         first = np.flatnonzero(np.bincount(place) > 1)[0]
         raise CapoError(f"pair ({first // width}, {first % width}) occurs more than once")
-    paid: Any = sp.csr_array(reward) if sp.issparse(reward) else real_array(reward, "rewards")
+    paid = _matrix(reward, "rewards")
     if paid.shape not in ((len(place),), rows.shape):
         raise CapoError(f"rewards of shape {paid.shape} must be ({len(place)},) or {rows.shape}")
     if paid.ndim == 1:
@@ -200,6 +200,10 @@ def from_pairs(states: Any, actions: Any, transition: Any, reward: Any, n_action
     mask = np.zeros((n_states, width), bool)
     mask[chosen[:, 0], chosen[:, 1]] = True
     return {"transition": _placed(rows, place, n_states * width), "reward": placed, "actions": mask}
+
+
+def _matrix(given: Any, what: str) -> Any:
+    return sparse_rows(given, what) if sp.issparse(given) else real_array(given, what)
 
 
 def _pair_list(states: Any, actions: Any) -> Ints:
@@ -262,7 +266,7 @@ def from_mdptoolbox(transitions: Any, rewards: Any, gamma: float | None) -> dict
         return np.stack([part.toarray() if sp.issparse(part) else part for part in parts], axis=1)
 
     listed = isinstance(rewards, list | tuple) and any(sp.issparse(part) for part in rewards)
-    reward: Any = rewards.toarray() if sp.issparse(rewards) else rewards
+    reward: Any = sparse_rows(rewards, "rewards").toarray() if sp.issparse(rewards) else rewards
     reward = reward if listed else real_array(reward, "rewards")
     if not listed and reward.ndim == 1:
         reward = np.repeat(reward[:, None], n_actions, axis=1)
@@ -282,7 +286,7 @@ def _action_matrices(given: Any, what: str) -> list[Any]:
     parts: list[Any] = list(given) if isinstance(given, Iterable) and getattr(given, "ndim", True) else [given]
     if not parts:
         raise CapoError(f"{what}: no actions; give (A, S, S) or a list of A matrices (S, S)")
-    matrices = [part if sp.issparse(part) else np.asarray(part) for part in parts]
+    matrices = [sparse_rows(part, what) if sp.issparse(part) else np.asarray(part) for part in parts]
     for action, matrix in enumerate(matrices):
         if len(matrix.shape) != 2 or matrix.shape[0] != matrix.shape[1] or matrix.shape != matrices[0].shape:
             raise CapoError(

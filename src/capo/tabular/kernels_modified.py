@@ -9,6 +9,9 @@ thread is faster.
 ``allowed`` (S, A) says which actions a state has; an array without rows means all of them. A sharp policy is an
 ``action`` (S,) per state, of probability 1 in floating point. A soft one is ``log_policy`` and ``policy`` (S, A).
 
+Comparisons pass over NaN, so ``unknown`` collects 0 times every residual: it is NaN if one is not finite, and then
+so are the residuals that an improvement or a check of all pairs returns.
+
 The sums over successors are written out in every kernel: calling a function for each costs more than the sum.
 Successors are unsigned integers, so ``target - near < width`` asks for near <= target < near + width at once.
 """
@@ -51,7 +54,7 @@ def sharp_improve(  # type: ignore[no-untyped-def]
     """
     n_actions = reward.shape[1]
     masked = allowed.shape[0] > 0
-    up, low, compared, moved = -math.inf, math.inf, 0, 0.0
+    up, low, compared, moved, unknown = -math.inf, math.inf, 0, 0.0, 0.0
     near, width = indices.dtype.type(0), indices.dtype.type(0)
     for i in range(first, last):
         s = first + last - 1 - i if backward else i
@@ -104,6 +107,7 @@ def sharp_improve(  # type: ignore[no-untyped-def]
                 action[s] = chosen
             margin[s] = best - second + drift
         change = best - values[s]
+        unknown += 0.0 * change
         if change > up:
             up = change
         if change < low:
@@ -111,7 +115,7 @@ def sharp_improve(  # type: ignore[no-untyped-def]
         if (in_place or blocked) and change > moved:
             moved = change
         out[s] = best
-    return up, low, up, compared
+    return up + unknown, low + unknown, up, compared
 
 
 @nb.njit(**_JIT)
@@ -150,7 +154,7 @@ def sharp_residuals(indptr, indices, data, reward, gamma, allowed, values, actio
     """The greatest T V - V, the least and the greatest T_pi V - V, all actions compared, nothing changed."""
     n_actions = reward.shape[1]
     masked = allowed.shape[0] > 0
-    up, low, high = -math.inf, math.inf, -math.inf
+    up, low, high, unknown = -math.inf, math.inf, -math.inf, 0.0
     for s in range(first, last):
         for a in range(n_actions):
             if masked and not allowed[s, a]:
@@ -160,12 +164,13 @@ def sharp_residuals(indptr, indices, data, reward, gamma, allowed, values, actio
             for k in range(indptr[row], indptr[row + 1]):
                 total += data[k] * values[indices[k]]
             residual = reward[s, a] + gamma * total - values[s]
+            unknown += 0.0 * residual
             if residual > up:
                 up = residual
             if a == action[s]:
                 low = min(low, residual)
                 high = max(high, residual)
-    return up, low, high
+    return up + unknown, low + unknown, high
 
 
 # --- soft policies --------------------------------------------------------------------------------------------
@@ -231,7 +236,7 @@ def soft_improve(  # type: ignore[no-untyped-def]
     """
     n_actions = reward.shape[1]
     masked, given = allowed.shape[0] > 0, pairs.shape[0] > 0
-    up, low, high = -math.inf, math.inf, -math.inf
+    up, low, high, unknown = -math.inf, math.inf, -math.inf, 0.0
     q, chosen = np.empty(n_actions), np.empty(n_actions, np.bool_)
     near, width = indices.dtype.type(0), indices.dtype.type(0)
     for i in range(first, last):
@@ -258,11 +263,12 @@ def soft_improve(  # type: ignore[no-untyped-def]
             mean = _mean(policy, q, masked, allowed, s)
             _update_together(log_policy, policy, q, mean, chosen, s, multiple, tolerance)
         result = _mean(policy, q, masked, allowed, s)
+        unknown += 0.0 * (best - values[s]) + 0.0 * (result - values[s])
         up = max(up, best - values[s])
         low = min(low, result - values[s])
         high = max(high, result - values[s])
         out[s] = result
-    return up, low, high
+    return up + unknown, low + unknown, high
 
 
 @nb.njit(**_JIT)
@@ -301,7 +307,7 @@ def soft_residuals(indptr, indices, data, reward, gamma, allowed, values, policy
     """The greatest T V - V, the least and the greatest T_pi V - V, all actions compared, nothing changed."""
     n_actions = reward.shape[1]
     masked = allowed.shape[0] > 0
-    up, low, high = -math.inf, math.inf, -math.inf
+    up, low, high, unknown = -math.inf, math.inf, -math.inf, 0.0
     for s in range(first, last):
         mean = 0.0
         for a in range(n_actions):
@@ -312,9 +318,11 @@ def soft_residuals(indptr, indices, data, reward, gamma, allowed, values, policy
             for k in range(indptr[row], indptr[row + 1]):
                 total += data[k] * values[indices[k]]
             q = reward[s, a] + gamma * total
+            unknown += 0.0 * (q - values[s])
             up = max(up, q - values[s])
             if policy[s, a] > 0.0:
                 mean += policy[s, a] * q
+        unknown += 0.0 * (mean - values[s])
         low = min(low, mean - values[s])
         high = max(high, mean - values[s])
-    return up, low, high
+    return up + unknown, low + unknown, high

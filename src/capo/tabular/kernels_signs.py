@@ -17,10 +17,11 @@ import math
 import numba as nb
 import numpy as np
 
-_JIT = {"cache": True, "nogil": True}
+_JIT = {"cache": True, "nogil": True, "error_model": "numpy"}  # a division by 0 is not an exception
 _REASSOCIATES = {"fastmath": {"reassoc", "contract", "nsz"}}  # NaN and infinity keep their meaning
 _FAST = _JIT | _REASSOCIATES
-_INNER_FAST = {"nogil": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True} | _REASSOCIATES
+_INNER = {"nogil": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+_INNER_FAST = _INNER | _REASSOCIATES
 
 
 @nb.njit(**_JIT)
@@ -41,16 +42,17 @@ def policy_system(indptr, data, reward, policy, place, pi_data, pi_reward):  # t
 
 @nb.njit(**_FAST)
 def bellman_residual(indptr, indices, pi_data, gamma, pi_reward, values, out):  # type: ignore[no-untyped-def]
-    """out = r_pi + gamma P_pi V - V; returns its least and greatest entry."""
-    low, high = math.inf, -math.inf
+    """out = r_pi + gamma P_pi V - V; returns its least and greatest entry, or NaN if one is not finite."""
+    low, high, unknown = math.inf, -math.inf, 0.0
     for s in range(values.shape[0]):
         total = 0.0
         for k in range(indptr[s], indptr[s + 1]):
             total += pi_data[k] * values[indices[k]]
         out[s] = pi_reward[s] + gamma * total - values[s]
-        low = min(low, out[s])
+        low = min(low, out[s])  # which pass over NaN
         high = max(high, out[s])
-    return low, high
+        unknown += 0.0 * out[s]
+    return low + unknown, high + unknown
 
 
 @nb.njit(**_FAST)
@@ -145,11 +147,12 @@ def gmres_cycle(system, diagonal, residual, size, values, basis, work, reduction
 
     ``residual`` (S,) is r_pi + gamma P_pi V - V and ``size`` that of its greatest entry: what is solved is divided
     by it, so that single precision will do. ``basis`` (m + 1, S) and ``work`` (2, S) are of the precision of
-    the system. The cycle ends after m steps or when the preconditioned residual has shrunk by ``reduction``.
-    Returns the number of steps.
+    the system. The cycle ends after m steps, when the preconditioned residual has shrunk by ``reduction``, or
+    before a step of which nothing but rounding would be left. Returns the number of steps, 0 if there is no finite
+    correction.
     """
     starts, splits, targets, scaled, _ = system
-    m, number = basis.shape[0] - 1, basis.dtype.type
+    m, number, eps = basis.shape[0] - 1, basis.dtype.type, 4.0 * np.finfo(basis.dtype).eps
     hessenberg = np.zeros((m + 1, m))
     cosine, sine, rotated = np.zeros(m), np.zeros(m), np.zeros(m + 1)
     first, w, rest = basis[0], work[0], work[1]
@@ -171,12 +174,17 @@ def gmres_cycle(system, diagonal, residual, size, values, basis, work, reduction
             hessenberg[i, j] = _dot(basis[i], new)
             _add_multiple(new, basis[i], number(-hessenberg[i, j]))
         norm = math.sqrt(_dot(new, new))
+        rounding = eps * math.hypot(norm, math.sqrt(_dot(hessenberg[: j + 1, j], hessenberg[: j + 1, j])))
+        if not norm > rounding:
+            norm = 0.0
         hessenberg[j + 1, j] = norm
         for i in range(j):
             upper, under = hessenberg[i, j], hessenberg[i + 1, j]
             hessenberg[i, j] = cosine[i] * upper + sine[i] * under
             hessenberg[i + 1, j] = cosine[i] * under - sine[i] * upper
         length = math.hypot(hessenberg[j, j], norm)
+        if not length > rounding:  # or not a number
+            break
         cosine[j], sine[j] = hessenberg[j, j] / length, norm / length
         hessenberg[j, j] = length
         rotated[j + 1] = -sine[j] * rotated[j]
@@ -185,16 +193,20 @@ def gmres_cycle(system, diagonal, residual, size, values, basis, work, reduction
         if norm == 0.0 or abs(rotated[j + 1]) <= reduction * begin:
             break
         _scale(new, number(1.0 / norm))
+    if steps == 0:
+        return 0
     weights = np.zeros(steps)
     for i in range(steps - 1, -1, -1):
         total = rotated[i]
         for j in range(i + 1, steps):
             total -= hessenberg[i, j] * weights[j]
         weights[i] = total / hessenberg[i, i]
-    _scale(rest, number(0.0))
+    rest[:] = number(0.0)
     for i in range(steps):
         _add_multiple(rest, basis[i], number(weights[i]))
     _solve_upper(system, rest, w)
+    if not math.isfinite(_dot(w, w)):
+        return 0
     for s in range(values.shape[0]):
         values[s] += size * w[s]
     return steps

@@ -121,12 +121,17 @@ class MDP:
         """Check and keep rewards, and find the terminal states that follow from them."""
         shape = (self.n_states, self.n_actions)
         rewards = expected_reward(reward, self._rows, shape, self._ends, self.actions)
-        largest = float(np.abs(rewards).max())
-        if not np.isfinite(largest / (1 - self.gamma if self.gamma < 1 else 1.0) * 1e8):
-            raise CapoError(f"rewards of size {largest:g} are too large: values would overflow")
         self.reward: Floats = rewards
+        self._check_size()
         found = self._absorbing() & (rewards == 0).all(axis=1)
         self.terminal: Bools = found if self._ends is None else (found | self._ends)
+
+    def _check_size(self) -> None:
+        """Refuse rewards whose values would overflow with this discount."""
+        largest = float(np.abs(self.reward).max())
+        if not np.isfinite(largest / (1 - self.gamma if self.gamma < 1 else 1.0) * 1e8):
+            discount = f"gamma={self.gamma!r}"
+            raise CapoError(f"rewards of size {largest:g} are too large with {discount}: values would overflow")
 
     def _freeze(self) -> None:
         """Make the arrays read-only, so that they stay as they were checked."""
@@ -217,10 +222,13 @@ class MDP:
         require_discounted(self)
         matrix = self.policy_transition(policy)
         reward = (policy * self.reward).sum(axis=1)
-        if self.is_sparse:
-            system = sp.csc_array(sp.eye_array(self.n_states) - self.gamma * matrix)
-            return np.asarray(scipy.sparse.linalg.splu(system).solve(reward))
-        return np.linalg.solve(np.eye(self.n_states) - self.gamma * matrix, reward)
+        try:
+            if self.is_sparse:
+                system = sp.csc_array(sp.eye_array(self.n_states) - self.gamma * matrix)
+                return np.asarray(scipy.sparse.linalg.splu(system).solve(reward))
+            return np.linalg.solve(np.eye(self.n_states) - self.gamma * matrix, reward)
+        except (np.linalg.LinAlgError, RuntimeError):  # what splu raises
+            raise singular(self) from None
 
     def reachable(self, origin: Floats | None = None) -> Bools:
         """(S,) mask of the states that some policy can reach from ``origin`` (default: the start distribution)."""
@@ -259,7 +267,9 @@ class MDP:
 
     def with_gamma(self, gamma: float) -> MDP:
         """The same MDP with another discount."""
-        return self._copy(gamma=check_gamma(gamma))
+        changed = self._copy(gamma=check_gamma(gamma))
+        changed._check_size()
+        return changed
 
     def with_start(self, start: Any) -> MDP:
         """The same MDP with another start distribution (S,)."""
@@ -496,6 +506,14 @@ def require_mdp(given: Any) -> None:
     if not isinstance(given, MDP):
         raise CapoError(f"{given!r} is not a capo.MDP; capo.mdps.parse makes one from a name such as 'chain:10'")
     require_discounted(given)
+
+
+def singular(mdp: MDP) -> CapoError:
+    """What to raise where floating point finds no values of a policy."""
+    return CapoError(
+        f"gamma={mdp.gamma!r} is too close to 1: the equations of this policy's values are singular in floating "
+        "point; use a smaller gamma"
+    )
 
 
 def require_discounted(mdp: MDP) -> None:

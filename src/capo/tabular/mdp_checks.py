@@ -15,6 +15,7 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 SUM_TOLERANCE = 1e-8  # how far the sum of a row of probabilities may be from 1; more in single precision
+SUM_ROUNDING = 4 * 2.0**-52  # and how far it is left from 1: bounds on V take it for 1
 
 
 def check_gamma(gamma: float) -> float:
@@ -52,11 +53,7 @@ def transition_rows(transition: Any) -> tuple[Any, tuple[int, int]]:
                 f"sparse transitions of shape {transition.shape} must be (S*A, S): {n_pairs} rows is not a "
                 f"positive multiple of {n_states} columns"
             )
-        if transition.format == "csr":  # a copy: what is stored here becomes read-only
-            parts = (transition.data.astype(np.float64), transition.indices.copy(), transition.indptr.copy())
-            rows = sp.csr_array(parts, shape=transition.shape)
-        else:  # COO first: that conversion keeps duplicates, which are summed below
-            rows = sp.csr_array(sp.coo_array(transition), dtype=np.float64)
+        rows = sparse_rows(transition, "transitions")
         rows.sum_duplicates()
         rows.eliminate_zeros()
         return rows, (n_states, n_pairs // n_states)
@@ -67,6 +64,72 @@ def transition_rows(transition: Any) -> tuple[Any, tuple[int, int]]:
     if n_states == 0 or n_actions == 0:
         raise CapoError(f"transitions of shape {dense.shape}: an MDP needs at least one state and one action")
     return dense.reshape(n_states * n_actions, n_states).copy(), (n_states, n_actions)
+
+
+def sparse_rows(given: Any, what: str) -> sp.csr_array:
+    """A scipy.sparse matrix as CSR of float64, a copy; refused if an index lies outside of it.
+
+    scipy's compiled code trusts the indices that a user has put into a matrix: a wrong one reads or writes foreign
+    memory.
+    """
+    if given.ndim != 2:
+        raise CapoError(f"{what}: sparse arrays must be matrices, got shape {given.shape}")
+    if np.issubdtype(given.dtype, np.complexfloating):
+        raise CapoError(f"{what} are complex numbers; they must be real")
+    try:
+        if given.format in ("csr", "csc", "bsr"):
+            _check_pointers(given)
+        _check_places(given, what)
+        if given.format == "csr":  # what is stored becomes read-only
+            parts = (given.data.astype(np.float64), given.indices.copy(), given.indptr.copy())
+            return sp.csr_array(parts, shape=given.shape)
+        # COO first: that conversion keeps duplicates.
+        return sp.csr_array(sp.coo_array(given), dtype=np.float64)
+    except (TypeError, ValueError, IndexError, OverflowError) as error:
+        if isinstance(error, CapoError):
+            raise
+        raise CapoError(f"{what}: not a valid sparse matrix of numbers: {error}") from None
+
+
+def _check_pointers(given: Any) -> None:
+    """Raise a ValueError unless ``indptr`` of a compressed matrix splits its entries into rows or columns."""
+    pointers, lines = np.asarray(given.indptr), given.shape[1 if given.format == "csc" else 0]
+    lines //= given.blocksize[0] if given.format == "bsr" else 1
+    if not np.issubdtype(pointers.dtype, np.integer) or not np.issubdtype(given.indices.dtype, np.integer):
+        raise ValueError(
+            f"indptr and indices are of types {pointers.dtype} and {given.indices.dtype}, not integers"
+        )
+    if pointers.shape != (lines + 1,) or pointers[0] != 0 or (pointers[1:] < pointers[:-1]).any():
+        raise ValueError(f"indptr must rise from 0 and have {lines + 1} entries")
+    if pointers[-1] > min(len(given.indices), len(given.data)):
+        raise ValueError(f"indptr ends at {pointers[-1]}, but there are {len(given.indices)} indices")
+
+
+def _check_places(given: Any, what: str) -> None:
+    """Refuse entries outside the matrix; scipy itself does so when it converts the remaining formats."""
+    if given.format == "coo":
+        places = list(zip((given.row, given.col), given.shape, strict=True))
+    elif given.format in ("csr", "csc"):
+        places = [(given.indices[: given.indptr[-1]], given.shape[1 if given.format == "csr" else 0])]
+    else:
+        return
+    for index, size in places:
+        if len(index) and (index.min() < 0 or index.max() >= size):
+            entry = int(np.flatnonzero((index < 0) | (index >= size))[0])
+            row, column = _place(given, entry)
+            rows, states = given.shape
+            raise CapoError(
+                f"{what}: row {row} has an entry for state {column}, outside a matrix of {rows} rows and {states} "
+                "states; both are numbered from 0"
+            )
+
+
+def _place(given: Any, entry: int) -> tuple[int, int]:
+    """The row and the column of an entry of a COO, CSR or CSC matrix."""
+    if given.format == "coo":
+        return int(given.row[entry]), int(given.col[entry])
+    line, index = int(np.searchsorted(given.indptr, entry, "right")) - 1, int(given.indices[entry])
+    return (line, index) if given.format == "csr" else (index, line)
 
 
 def check_probabilities(rows: Any, n_actions: int, tolerance: float, allowed: Bools | None = None) -> Any:
@@ -94,9 +157,40 @@ def check_probabilities(rows: Any, n_actions: int, tolerance: float, allowed: Bo
             f"the probabilities of state {pair // n_actions}, action {pair % n_actions} sum to {sums[pair]:.12g}, "
             f"off by {sums[pair] - 1:+.3g}: each row must sum to 1 within {tolerance:g}{more}"
         )
-    if np.abs(sums - 1).max() < 1e-12:
+    return _normalised(rows, np.flatnonzero(np.abs(sums - 1) > SUM_ROUNDING))
+
+
+def _normalised(rows: Any, suspects: Ints) -> Any:
+    """The rows, with those of ``suspects`` divided by their sums unless only their addition was rounded."""
+    if not suspects.size:
         return rows
-    return sp.csr_array(sp.diags_array(1 / sums) @ rows) if sp.issparse(rows) else rows / sums[:, None]
+    excess = _sum_minus_one(rows[suspects])
+    off = np.abs(excess) > SUM_ROUNDING
+    if not off.any():
+        return rows
+    sums = np.ones(rows.shape[0])
+    sums[suspects[off]] += excess[off]
+    if not sp.issparse(rows):
+        return rows / sums[:, None]
+    rows.data /= np.repeat(sums, np.diff(rows.indptr))
+    return rows
+
+
+def _sum_minus_one(rows: Any) -> Floats:
+    """(n,) how far the sums of rows (n, S) of probabilities are from 1, almost exactly however long they are.
+
+    Multiples of 2^-27 are added without rounding, and what is left of the entries is at most 2^-28.
+    """
+    entries = rows.data if sp.issparse(rows) else rows
+    coarse = np.round(entries * 2.0**27) * 2.0**-27
+    fine = entries - coarse
+    if not sp.issparse(rows):
+        return np.asarray((coarse.sum(axis=1) - 1) + fine.sum(axis=1))
+    sums = (
+        sp.csr_array((part, rows.indices, rows.indptr), shape=rows.shape).sum(axis=1) for part in (coarse, fine)
+    )
+    high, low = (np.asarray(part).ravel() for part in sums)
+    return np.asarray((high - 1) + low)
 
 
 def expected_reward(
@@ -115,12 +209,13 @@ def expected_reward(
     without = np.zeros(shape, bool) if allowed is None else ~allowed
     if ends is not None:
         without = without | ends[:, None]
-    if sp.issparse(reward) and reward.shape == shape != rows.shape:
-        reward = reward.toarray()
     if sp.issparse(reward):
-        if reward.shape != rows.shape:
+        if reward.shape not in (shape, rows.shape):
             raise CapoError(f"sparse rewards of shape {reward.shape} must be (S*A, S) = {rows.shape}")
-        expected = np.asarray(sp.csr_array(rows).multiply(sp.csr_array(reward)).sum(axis=1)).reshape(shape)
+        kept = sparse_rows(reward, "rewards")
+        reward = kept.toarray() if reward.shape != rows.shape else kept
+    if sp.issparse(reward):
+        expected = np.asarray(sp.csr_array(rows).multiply(reward).sum(axis=1)).reshape(shape)
     else:
         expected = real_array(reward, "rewards").copy()
         if expected.shape not in (shape, per_transition := (*shape, n_states)):
@@ -152,7 +247,7 @@ def aligned_reward(transition: Any, reward: Any) -> Any:
     """
     if not all(sp.issparse(given) and given.format == "coo" for given in (transition, reward)):
         return reward
-    if transition.shape != reward.shape or transition.nnz != reward.nnz:
+    if transition.shape != reward.shape or transition.nnz != reward.nnz or np.iscomplexobj(reward.data):
         return reward
     if not (np.array_equal(transition.row, reward.row) and np.array_equal(transition.col, reward.col)):
         return reward

@@ -15,13 +15,15 @@ At any moment V* - V_pi <= (max(T V - V) - min(T_pi V - V)) / (1 - gamma) at eve
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from capo.errors import CapoError
 from capo.tabular import kernels_modified as kernels
 from capo.tabular.mdp import MDP, Bools, Floats, Ints
 from capo.tabular.record import RoundTrace
@@ -41,7 +43,10 @@ TRACE_PAIRS, TRACE_BYTES = 20_000, 64 * 2**20
 
 
 class Residuals(NamedTuple):
-    """The greatest T V - V, and the least and the greatest T_pi V - V."""
+    """The greatest T V - V, and the least and the greatest T_pi V - V.
+
+    The first two are not finite if a value or a backup of any state is not.
+    """
 
     up: float
     low: float
@@ -204,6 +209,11 @@ class _Cpu:
         raise NotImplementedError
 
 
+def _over_blocks(ups: Iterable[float], lows: Iterable[float], highs: Iterable[float]) -> Residuals:
+    """The residuals of all states, from those of each block; unlike Python's, numpy's maximum keeps NaN."""
+    return Residuals(float(np.max([*ups])), float(np.min([*lows])), float(np.max([*highs])))
+
+
 def _unsigned(indices: Any) -> Any:
     """Column numbers as unsigned integers, which compiled code need not check for being negative."""
     small = indices.astype(np.int32, copy=False) if indices.dtype != np.int32 and _fits(indices) else indices
@@ -239,7 +249,7 @@ class Sharp(_Cpu):
             )  # fmt: skip
 
         ups, lows, highs, compared = self._each(work)
-        found = Residuals(max(ups), min(lows), max(highs))
+        found = _over_blocks(ups, lows, highs)
         self.share = sum(compared) / self.mdp.n_states
         self._moved(found.low, found.high)
         self._swept()
@@ -268,7 +278,7 @@ class Sharp(_Cpu):
         ups, lows, highs = self._each(
             lambda first, last: kernels.sharp_residuals(*self._problem, self._values, self.action, first, last)
         )
-        return Residuals(max(ups), min(lows), max(highs))
+        return _over_blocks(ups, lows, highs)
 
     @property
     def log_policy(self) -> Floats:
@@ -327,7 +337,7 @@ class Soft(_Cpu):
             )  # fmt: skip
 
         ups, lows, highs = self._each(work)
-        found = Residuals(max(ups), min(lows), max(highs))
+        found = _over_blocks(ups, lows, highs)
         self._swept()
         return found
 
@@ -346,7 +356,7 @@ class Soft(_Cpu):
         ups, lows, highs = self._each(
             lambda first, last: kernels.soft_residuals(*self._problem, self._values, self._policy, first, last)
         )
-        return Residuals(max(ups), min(lows), max(highs))
+        return _over_blocks(ups, lows, highs)
 
     @property
     def log_policy(self) -> Floats:
@@ -391,7 +401,7 @@ class Rounds:
         """Make one round."""
         sweeper, jacobi = self.sweeper, not self.sweeper.gauss_seidel
         self._kinds += [jacobi] if len(self._kinds) < self._keep else []
-        found = sweeper.improve()
+        found = self._finite(sweeper.improve())
         low, high, count = found.low, found.high, 0
         self._note_span(1, low, high)
         measure = found.up - found.low if jacobi else max(found.up, 0.0)
@@ -412,13 +422,19 @@ class Rounds:
 
     def certify(self) -> float:
         """The certified gap of policy and values as they are, from every pair. V is shifted as far as it goes."""
-        found = self.sweeper.residuals()
+        found = self._finite(self.sweeper.residuals())
         self._offset = found.low / (1 - self._gamma)
         if self.sweeper.gauss_seidel:
             self.sweeper.shift(self._offset)
             self._offset = 0.0
         self.gap_bound = (found.up - found.low) / (1 - self._gamma)
         return self.gap_bound
+
+    def _finite(self, found: Residuals) -> Residuals:
+        """The residuals, refused if values have overflowed, or would with the shift: nothing is certain then."""
+        if not (math.isfinite(found.up) and math.isfinite(found.low / (1 - self._gamma))):
+            raise CapoError("values are no longer finite: use smaller rewards or a smaller gamma")
+        return found
 
     @property
     def stalled(self) -> bool:

@@ -314,6 +314,12 @@ def _spread(n_states: int, residual: Any) -> tuple[Any, Any]:
     return jnp.where(real, residual, jnp.inf).min(), jnp.where(real, residual, -jnp.inf).max()
 
 
+def _unknown(n_states: int, residual: Any) -> Any:
+    """0; NaN if a residual of the first ``n_states`` is not finite, which a minimum or maximum may pass over."""
+    finite = jnp.isfinite(residual) | (jnp.arange(len(residual)) >= n_states)
+    return jnp.where(finite.all(), 0.0, jnp.nan)
+
+
 def _begin(put: Any, gamma: float, n_states: int, problem: Problem) -> tuple[Any, Any]:
     """Values and actions to start from: see ``first_actions`` and ``first_values`` of capo.tabular.modified."""
     reward = problem.reward
@@ -333,8 +339,9 @@ def _improve(
     best, chosen, kept = _best(problem, gamma, values, action)
     action = jnp.where(best > kept, chosen, action)
     low, high = _spread(n_states, best - values)
+    unknown = _unknown(n_states, best - values)
     size = jnp.abs(best[:: max(1, len(best) // 64)]).max()
-    return put(best), action, jnp.stack([high, low, size])
+    return put(best), action, jnp.stack([high + unknown, low + unknown, size])
 
 
 def _sweep(
@@ -368,4 +375,6 @@ def _sweep(
 
 def _residuals(gamma: float, n_states: int, problem: Problem, values: Any, action: Any) -> tuple[Any, Any, Any]:
     best, _, kept = _best(problem, gamma, values, action)
-    return _spread(n_states, best - values)[1], *_spread(n_states, kept - values)
+    up, unknown = _spread(n_states, best - values)[1], _unknown(n_states, best - values)
+    low, high = _spread(n_states, kept - values)
+    return up + unknown, low + unknown, high

@@ -155,7 +155,7 @@ def prepare_modified(
     if sharp:
         step = StepSize("log", multiple=SHARP)
     where = _check_device(device, mdp, sharp, sweeps)
-    scale = max(1.0, float(np.abs(mdp.reward).max()) / (1 - mdp.gamma))
+    scale = float(np.abs(mdp.reward).max()) / (1 - mdp.gamma)
     tolerance = 8 * EPS * scale if sign_tol is None else positive("sign_tol", sign_tol)
     limit = DEFAULT_ROUNDS if iterations is None else whole("iterations", iterations)
     tol = _check_tol(tol, iterations, 2 * tolerance / (1 - mdp.gamma))

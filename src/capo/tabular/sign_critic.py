@@ -15,7 +15,7 @@ from capo.tabular.modified import action_mask
 GMRES_DEPTH = 16  # steps between restarts
 REDUCTION = 1e-3  # of the residual by one cycle
 STALLED_AFTER = 30  # restarts without progress
-FAST = 1.0  # logarithm of what a fast step of GMRES shrinks the error by
+FAST, SLOW = 1.0, 0.1  # logarithms of what a fast and a slow step of GMRES shrink the error by
 KNOWN = 1e-4  # V is computed to within this of the greatest advantage, but no further than the tolerance needs
 NEGLIGIBLE = 1e-5  # entries of P_pi up to this times 1 - gamma are left out of the equations for a correction
 SINGLE_UP_TO = 0.999  # discount up to which corrections are computed in single precision
@@ -44,19 +44,19 @@ class Corrections:
         self._diagonal, self._ratio = np.empty(n_states), np.empty(n_states)
         self._basis, self._work = np.empty((GMRES_DEPTH + 1, n_states), number), np.empty((2, n_states), number)
         self.lumped = False
-        self._rates: list[float] = []
+        self._rates: dict[bool, float] = {}  # of the last correction with each preconditioner
 
     def note(self, pi_data: Floats, rate: float) -> None:
-        """Learn by how much a step has shrunk the error, its logarithm; the better preconditioner is kept.
+        """Learn by how much a step has shrunk the error, its logarithm, and choose the next preconditioner.
 
-        The second one is tried where the first one is slow.
+        The other one is tried where this one is not fast for the first time, where it is slow, and where the other
+        one was faster when it was last used. What is best changes with the residual, so no choice is final.
         """
-        if len(self._rates) == 2 or (not self._rates and rate >= FAST):
-            self._rates = [rate, rate]
-            return
-        self._rates.append(rate)
-        self.lumped = len(self._rates) == 1 or self._rates[1] > self._rates[0]
-        self.follow(pi_data)
+        self._rates[self.lumped] = rate
+        other = self._rates.get(not self.lumped)
+        if rate < FAST and (other is None or rate < SLOW or rate < other):
+            self.lumped = not self.lumped
+            self.follow(pi_data)
 
     def follow(self, pi_data: Floats) -> None:
         """Take P_pi, as the entries of the pattern."""
@@ -128,21 +128,29 @@ class SignCritic:
                 centred, 2 * error, self.sign_tol, self._signs, state,
             )  # fmt: skip
             if undecided < 0 and error <= max(KNOWN * greatest / (1 + gamma), finest):
-                return AdvantageSigns(centred, self._signs.copy(), max(greatest, (1 + gamma) * error), error)
-            if steps:
-                self._corrections.note(pi_data, float(np.log(before / error)) / steps)
+                return self._found(centred, greatest, error)
+            if before < np.inf:
+                self._corrections.note(pi_data, float(np.log(before / error)) / max(1, steps))
             state, before = max(undecided, 0), error
             best, looks = (error, 0) if error < 0.9 * best else (best, looks + 1)
             if looks > STALLED_AFTER:
+                if undecided < 0:  # rounding keeps V from being known better, but no sign depends on it
+                    return self._found(centred, greatest, error)
                 raise CapoError(
                     f"the evaluation stalled at an error of {error:.3g} with signs undecided: "
                     f"give a sign_tol of at least {error * (1 + gamma):.3g} or use critic='direct'"
                 )
             # Far enough to be worth another look, but no further than what decides everything.
             reduction = min(max(REDUCTION, 0.5 * finest / error), 0.5)
+            if looks:  # no progress: rounding at a few states may hide the rest of the residual
+                reduction = REDUCTION ** min(1 + looks, 5)
             size = max(high, -low) * (1 - gamma)
             steps = self._corrections.correct(values, residual, size, reduction)
             self.solver_steps += max(1, steps)
+
+    def _found(self, values: Floats, greatest: float, error: float) -> AdvantageSigns:
+        at_most = max(greatest, (1 + self.mdp.gamma) * error)
+        return AdvantageSigns(values, self._signs.copy(), at_most, error)
 
 
 def _policy_pattern(rows: sp.csr_array, n_states: int) -> tuple[sp.csr_array, npt.NDArray[np.int32]]:
