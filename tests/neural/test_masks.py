@@ -174,9 +174,12 @@ def pair(algorithm: str, **more):
     """The algorithm on both, and networks of which the small ones' heads are the large ones' rows."""
     large, small = (make(algorithm, env, **more).learner for env in (Four(), Two()))
     params = jax.tree.map(jnp.asarray, large.algorithm.init_params(np.random.default_rng(3)))
+
     # The policy's head starts near 0: make the actions differ.
-    params = jax.tree.map(lambda leaf: leaf * 3 if leaf.ndim == 2 else leaf + 0.1 * jnp.arange(leaf.size), params)
-    return large, small, params
+    def apart(leaf):
+        return leaf * 3 if leaf.ndim == 2 else leaf + 0.1 * jnp.arange(leaf.size).reshape(leaf.shape)
+
+    return large, small, jax.tree.map(apart, params)
 
 
 def reduced(params, names=("actor", "critic", "advantage"), n_actions=4):
@@ -190,7 +193,7 @@ def reduced(params, names=("actor", "critic", "advantage"), n_actions=4):
             return by_action.reshape(*leaf.shape[:-1], -1)
 
         return {
-            name: columns(leaf) if leaf.shape[-1] % n_actions == 0 and leaf.shape[-1] != 1 else leaf
+            name: columns(leaf) if leaf.ndim and leaf.shape[-1] % n_actions == 0 else leaf
             for name, leaf in layer.items()
         }
 
