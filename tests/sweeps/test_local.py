@@ -54,7 +54,8 @@ class Told(Watcher):
 
 
 def test_so_many_at_a_time_and_a_log_each(tmp_path: Path) -> None:
-    found = run_all(work(tmp_path, *(Slow(name, 1.0) for name in "abc")), workers=2)
+    tasks = Slow("a", 1.0, meets="b"), Slow("b", 1.0, meets="a"), Slow("c")
+    found = run_all(work(tmp_path, *tasks), workers=2)
     first_end = min(at(tmp_path, "a/ended"), at(tmp_path, "b/ended"))
     assert max(at(tmp_path, "a/began"), at(tmp_path, "b/began")) < first_end, "two at a time"
     assert at(tmp_path, "c/began") > first_end, "not three"
