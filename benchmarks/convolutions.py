@@ -153,13 +153,13 @@ def main() -> None:
     params: Any = {"layers": images.init_nature(STYLE, rng, 4), "dense": dense}
     obs = jnp.asarray(rng.integers(0, 255, (LOOP, BATCH, 84, 84, 4), dtype=np.uint8))
     ways: dict[str, Any] = {"library": library, "windows": windows, "products": products, "native": native}
-    expected = jax.jit(windows)(params["layers"], obs[0, :12])
+    expected = jax.jit(windows)(params["layers"], obs[0, :20])
     found: dict[str, Any] = {}
     for name in options.ways:
         if name == "torch":
             found[name] = torch_times()
         else:
-            np.testing.assert_allclose(jax.jit(ways[name])(params["layers"], obs[0, :12]), expected, atol=1e-4)
+            np.testing.assert_allclose(jax.jit(ways[name])(params["layers"], obs[0, :20]), expected, atol=1e-4)
             found[name] = jax_times(ways[name], params, obs)
         print(name, found[name], flush=True)
     if options.out:

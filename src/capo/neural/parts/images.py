@@ -29,7 +29,7 @@ NATURE = ((8, 4, 32), (4, 2, 64), (3, 1, 64))  # kernel, stride, features of eac
 NATURE_SMALLEST = 36  # pixels of a side: the last layer then gives a single one
 IMPALA = (16, 32, 32)  # features of each stage
 IMPALA_BLOCKS = 2  # residual blocks of a stage
-FEW = 4  # images whose windows fit in a core's cache
+FEW = 16  # images whose windows fit in the cache, and whose products still occupy two cores
 
 
 def a_few_at_a_time(network: Callable[[PyTree, Array], Array], layers: PyTree, x: Array) -> Array:
@@ -41,7 +41,7 @@ def a_few_at_a_time(network: Callable[[PyTree, Array], Array], layers: PyTree, x
     """
     lead, shape = x.shape[:-3], x.shape[-3:]
     n = math.prod(lead)
-    if jax.default_backend() != "cpu" or n <= 2 * FEW:
+    if jax.default_backend() != "cpu" or n <= FEW:
         return network(layers, x)
 
     def transposed(layers: PyTree) -> PyTree:
