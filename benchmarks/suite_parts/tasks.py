@@ -52,7 +52,7 @@ TASKS = {
     task.name: task
     for task in (
         Task("probe-action", "one step; one action is right", counts=False, frames=20_000),
-        Task("probe-both", "one step; the action has to fit the observation", counts=False, frames=20_000),
+        Task("probe-both", "one step; the action has to match the observation", counts=False, frames=20_000),
         Task("Blackjack-v1", "the three observed numbers one-hot; one to a few steps", True, episodes=1000),
         Task("catch", "9 steps"),
         Task("deep-sea-10", "10 steps"),
@@ -61,9 +61,9 @@ TASKS = {
         Task("MountainCar-v0", "at most 200 steps"),
         Task("Acrobot-v1", "at most 500 steps"),
         Task("Taxi-v4", "at most 200 steps"),
-        Task("CliffWalking-v1", "cut off after 200 steps: by itself it has no time limit", True),
-        Task("MiniGrid-Empty-8x8-v0", "the image alone, 7x7x3; at most 256 steps", True),
-        Task("MiniGrid-DoorKey-5x5-v0", "the image alone, 7x7x3; at most 250 steps", True),
+        Task("CliffWalking-v1", "cut off after 200 steps; it has no time limit of its own", True),
+        Task("MiniGrid-Empty-8x8-v0", "only the image, 7x7x3; at most 256 steps", True),
+        Task("MiniGrid-DoorKey-5x5-v0", "only the image, 7x7x3; at most 250 steps", True),
         Task("LunarLander-v3", "at most 1000 steps"),
     )
 }
