@@ -45,12 +45,17 @@ def between(name: str, value: Any, low: float, high: float) -> float:
 
 def seeds(given: Any) -> npt.NDArray[np.int64]:
     """The seeds (n,) of a tabular run: 0 to n - 1 for a number n, or the list that was given."""
-    if isinstance(given, Sequence | np.ndarray) and not isinstance(given, str) and getattr(given, "ndim", True):
+    if isinstance(given, Sequence | np.ndarray) and not isinstance(given, str) and has_items(given):
         which = [whole("seed", seed, 0) for seed in given]
         if not which:
             raise CapoError(f"seeds={given!r} must have at least one seed")
         return np.array(which, np.int64)
     return np.arange(whole("seeds", given, most=MAX_TABULAR_SEEDS))
+
+
+def has_items(given: Any) -> bool:
+    """Whether something that calls itself iterable is: a single number of numpy does, and is not."""
+    return getattr(given, "ndim", None) != 0
 
 
 def as_path(call: str, given: Any) -> Path:
@@ -93,7 +98,7 @@ def seeds_from(first: Any, given: Any) -> list[int]:
     """
     if given is None:
         return [check_seed(first)]
-    if isinstance(given, Sequence | np.ndarray) and not isinstance(given, str) and getattr(given, "ndim", True):
+    if isinstance(given, Sequence | np.ndarray) and not isinstance(given, str) and has_items(given):
         chosen = [check_seed(one) for one in given]
         if not chosen or len(set(chosen)) != len(chosen):
             raise CapoError(f"seeds={given!r} must contain at least one seed and no duplicates")

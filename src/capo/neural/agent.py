@@ -251,7 +251,7 @@ class Agent(StoredAgent):
 
 
 def _acts(learner: Learner, acting: Behaviour | None) -> bool:
-    """Whether a learner can go on with this behaviour, or none."""
+    """Whether what a learner has compiled serves this behaviour, or none."""
     return acting is None if learner.behaviour is None else learner.behaviour.is_still(acting)
 
 

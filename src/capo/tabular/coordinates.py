@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from capo.checks import between, whole
+from capo.checks import between, has_items, whole
 from capo.errors import CapoError, unknown_name
 from capo.tabular.critic import Walk
 from capo.tabular.mdp import MDP, Bools, Floats, Ints, as_floats, check_distribution
@@ -331,7 +331,7 @@ def make_rule(rule: Any, **options: Any) -> Rule:
             fields = RULES[rule].__dataclass_fields__
             wrong = ["behaviour" if key == "policy" else key for key in given if key not in fields]
             raise CapoError(f"rule {rule!r} does not take {', '.join(wrong)}") from None
-    if isinstance(rule, Iterable) and getattr(rule, "ndim", True):  # a single number of numpy says it is iterable
+    if isinstance(rule, Iterable) and has_items(rule):
         if given:
             raise CapoError(f"an iterable of coordinates does not take {', '.join(given)}")
         return FromIterable(rule)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from capo.checks import whole
+from capo.checks import has_items, whole
 from capo.errors import CapoError
 from capo.tabular.mdp_checks import Bools, Floats, Ints, action_mask, real_array, sparse_rows, terminal_mask
 
@@ -283,7 +283,7 @@ def from_mdptoolbox(transitions: Any, rewards: Any, gamma: float | None) -> dict
 
 def _action_matrices(given: Any, what: str) -> list[Any]:
     """(A, S, S) or a list of A square (S, S) matrices, checked."""
-    parts: list[Any] = list(given) if isinstance(given, Iterable) and getattr(given, "ndim", True) else [given]
+    parts: list[Any] = list(given) if isinstance(given, Iterable) and has_items(given) else [given]
     if not parts:
         raise CapoError(f"{what}: no actions; give (A, S, S) or a list of A matrices (S, S)")
     matrices = [sparse_rows(part, what) if sp.issparse(part) else np.asarray(part) for part in parts]

@@ -85,9 +85,9 @@ def sparse_rows(given: Any, what: str) -> sp.csr_array:
             return sp.csr_array(parts, shape=given.shape)
         # COO first: that conversion keeps duplicates.
         return sp.csr_array(sp.coo_array(given), dtype=np.float64)
+    except CapoError:
+        raise
     except (TypeError, ValueError, IndexError, OverflowError) as error:
-        if isinstance(error, CapoError):
-            raise
         raise CapoError(f"{what}: not a valid sparse matrix of numbers: {error}") from None
 
 
