@@ -30,7 +30,7 @@ Compute = Callable[[Path], Results]  # from an empty folder to the results
 
 CLASSES = {"ncapo": "NCAPO", "offpac": "OffPAC", "a2c": "A2C", "ppo": "PPO", "rainbow": "Rainbow", "pqn": "PQN"}
 PRESETS = {
-    "ncapo": ("paper", "official", "default", "cpu", "atari"),
+    "ncapo": ("paper", "official", "default", "sign", "cpu", "atari"),
     "offpac": ("paper", "official", "default", "cpu"),
     "a2c": ("paper", "default"),
     "ppo": ("paper", "default", "atari"),
@@ -56,6 +56,14 @@ SIZES: dict[str, dict[str, Any]] = {
         "atoms": 11,
     },
     "pqn": {"n_envs": 4, "rollout_length": 4, "batch_size": 8, "epochs": 2, "width": 8},
+}
+# What NCAPO's default on MinAtar was before it saw two frames.
+ONE_FRAME: dict[str, Any] = {
+    "frame_stack": 1,
+    "entropy": 0.01,
+    "evaluation": "sampled",
+    "actor_lambda": 0.5,
+    "tau_q": 0.05,
 }
 # What NCAPO's default on vectors was before it had certain signs.
 SAMPLED_SIGNS: dict[str, Any] = {
@@ -211,7 +219,12 @@ def neural_cases() -> Iterator[tuple[str, Compute]]:
     for algorithm, presets in PRESETS.items():
         yield f"settings of {algorithm}", settings(algorithm)
         for preset in presets:
-            yield f"{algorithm}, {preset}, minatar-breakout", trained(algorithm, preset, "minatar-breakout")
+            game = "minatar-breakout"
+            if (algorithm, preset) == ("ncapo", "default"):
+                yield f"ncapo, one frame, {game}", trained("ncapo", "default", game, **ONE_FRAME)
+                yield f"ncapo, two frames, {game}", trained("ncapo", "default", game)
+            else:
+                yield f"{algorithm}, {preset}, {game}", trained(algorithm, preset, game)
         for env in ("probe-both", "CartPole-v1"):
             if algorithm == "ncapo":
                 yield f"ncapo, sampled signs, {env}", trained("ncapo", "default", env, **SAMPLED_SIGNS)

@@ -142,6 +142,17 @@ def test_alpha_clip_bonus_and_weight():
     assert step(clip=1.5, advantage_weight="normalised") == pytest.approx(3.0, rel=1e-5)
 
 
+def test_sign_is_the_default_with_expected_signs_instead_of_the_size_of_the_advantage():
+    for game in ("minatar-asterix", "MinAtar/Asterix-v1"):
+        default, sign = (NCAPOConfig.preset(name, game).to_dict() for name in ("default", "sign"))
+        critic = {"critic_heads", "noise_uncertainty", "noise_uncertainty_schedule"}
+        differs = {name for name in sign if sign[name] != default[name]}
+        assert differs == {"advantage_weight", "gradient_steps", "tau_q", *critic}
+        assert sign["advantage_weight"] == "certain"
+        assert default["evaluation"] == sign["evaluation"] == "best"
+    assert NCAPOConfig.preset("sign", "CartPole-v1") == NCAPOConfig.preset("default", "CartPole-v1")
+
+
 def test_normalised_weights_do_not_depend_on_the_scale_of_the_rewards():
     """With Q' = 0 the advantages are proportional to the rewards."""
     algorithm = algorithm_of(advantage_weight="normalised")

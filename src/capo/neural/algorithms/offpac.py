@@ -70,6 +70,11 @@ _OWN: dict[str, Any] = {
 }
 # NCAPO's `default` on MinAtar was tuned further by runs of NCAPO; Off-PAC keeps the values before that.
 _OWN_DEFAULT: dict[str, Any] = {
+    "n_envs": 40,
+    "tau_q": 0.05,
+    "frame_stack": 1,
+    "evaluation": "sampled",
+    "entropy": 0.01,
     "gamma": 0.995,
     "learning_rate": 1e-3,
     "gradient_steps": 30,
