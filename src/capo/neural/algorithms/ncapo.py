@@ -183,7 +183,7 @@ _OFFICIAL = replace(
 
 # Chosen on MinAtar (results/tuning): LayerNorm, a shared trunk, |A| as a weight (normalised, or the critic's
 # gradient drowns it in the shared trunk), a little entropy, a few small batches from a long replay, lambda < 1,
-# little exploration at the end, a critic that looks far ahead and an actor that relies on it. Two frames, since one
+# little exploration at the end, a critic that looks far ahead and an actor that relies on it. Two frames, as one
 # does not show when things move next. Few iterations of many environments are quick on a GPU; the target network
 # moves once per iteration, hence further in each (0.185 = 1 - 0.95 ** 4).
 _DEFAULT = NCAPOConfig(
