@@ -1,10 +1,13 @@
-"""Seconds of training on two CPU cores until MinAtar Breakout's return reaches 8 and 20, compared with peers.
+"""Seconds until MinAtar Breakout's return reaches 8 and 20, compared with peers, on two CPU cores or a GPU.
 
     python benchmarks/time_to_score.py --out results/benchmarks/time_to_score.json
     python benchmarks/time_to_score.py --out FILE --cases ncapo sb3-dqn --seeds 1 --limit 120
+    python benchmarks/time_to_score.py --out FILE --gpu --cases ncapo pqn --targets 20 100 --frames 1e7
     python benchmarks/time_to_score.py --out FILE --table                 only print the table of finished rows
 
-ncapo         preset cpu as `capo train minatar-breakout --preset cpu --frames FRAMES` trains it, on pgx's game
+ncapo         preset cpu as `capo train minatar-breakout --preset cpu --frames FRAMES` trains it, on pgx's game;
+              with --gpu preset default
+pqn           capo's PQN with the preset of the same name, on pgx's game (only if asked for)
 sb3-ppo       Stable-Baselines3's PPO, 8 environments, MLP 128x128, otherwise its defaults
 sb3-dqn       its DQN, 8 environments, MLP 128x128, buffer of 100,000, learning starts at 1,000, otherwise its
               defaults: one update every 4 steps of the 8 environments, i.e. every 32 frames
@@ -16,8 +19,8 @@ The peers play the original minatar package through Gymnasium. Both versions of 
 The clock starts with the process, so imports and compiling count on both sides; it is stopped during
 evaluations. These are due every second of training or 5 % of the time so far, whichever is longer, and happen at
 the next log point (ncapo, 10,000 frames) or after the next update (peers). A score is reached at the first
-evaluation whose mean over 100 whole episodes is at least that: with sampled actions and no epsilon for NCAPO and
-PPO, with greedy ones for DQN, which has no other policy.
+evaluation whose mean over 100 whole episodes is at least that: with sampled actions and no epsilon for PPO and
+NCAPO's preset cpu, with greedy ones for DQN and PQN, which have no other policy, and for NCAPO's preset default.
 
 FRAMES (5 M) is the horizon of every schedule: NCAPO's learning rate falls to 0 there, where its run ends, and
 epsilon falls over the first tenth of it, NCAPO's as well as DQN's; PPO's settings are constant. A run also ends at
@@ -41,13 +44,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 PGX, ORIGINAL = "minatar-breakout", "MinAtar/Breakout-v1"
 OURS, PEERS = "ncapo", ("sb3-ppo", "sb3-dqn")
-CASES = (OURS, *PEERS, "sb3-dqn-1env")
+CASES = (OURS, *PEERS, "sb3-dqn-1env", "pqn")
 LEAST_SECONDS, LEAST_FRACTION = 1.0, 0.05  # between two evaluations
 EPISODE_LIMIT = 10_000  # a greedy policy may keep the ball in play for ever without a point
 BEYOND = 100  # a peer's learn() is asked for so many horizons: the clock ends it
@@ -124,11 +128,12 @@ class Course:
         }
 
 
-def run_ncapo(seed: int, options: argparse.Namespace) -> Row:
-    """Our side, by the calls of `capo train`."""
+def run_capo(case: str, seed: int, options: argparse.Namespace) -> Row:
+    """NCAPO or PQN, by the calls of `capo train`."""
     import capo
 
-    agent = capo.NCAPO(PGX, "cpu", seed=seed)
+    kind = capo.NCAPO if case == OURS else capo.PQN
+    agent: Any = kind(PGX, "default" if options.gpu else "cpu", seed=seed)
     course = Course(
         options.targets, options.limit, lambda i: agent.evaluate(options.episodes, seed=i).mean, Clock()
     )
@@ -213,7 +218,7 @@ class Player:
 
 def measured_here(measure: Callable[[], Row], cores: int) -> Row:
     """A measurement in this process, with where and beside what it was made."""
-    if hasattr(os, "sched_setaffinity"):
+    if cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
     busy = os.getloadavg()[0]  # of the minute before: what else this machine was doing
     row = measure()
@@ -229,7 +234,7 @@ def measured_here(measure: Callable[[], Row], cores: int) -> Row:
 def in_process(script: str, *arguments: str) -> Row | None:
     """The row that a process of its own prints last; None, and a word on standard error, if it fails."""
     command = [sys.executable, script, *arguments]
-    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    environment = dict(os.environ) if "--gpu" in arguments else os.environ | {"JAX_PLATFORMS": "cpu"}
     result = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment)
     if result.returncode:
         print(f"failed (exit status {result.returncode}): {' '.join(arguments)}", file=sys.stderr, flush=True)
@@ -340,22 +345,30 @@ def table(rows: list[Row], targets: list[float]) -> str:
     ratios = " | ".join(ratio(cases, target) for target in targets)
     lines.append(f"| best peer / ncapo | | | {ratios} |")
     makers = [row["made_by"]["hardware"] for row in rows]
-    machines = sorted({f"{maker['processor']}, {maker['cores']} cores" for maker in makers})
+    machines = sorted(
+        {", ".join([maker["processor"], f"{maker['cores']} cores", *_devices(maker)]) for maker in makers}
+    )
     lines.append(f"\nmeasured on: {'; '.join(machines)}")
     return "\n".join(lines)
 
 
+def _devices(hardware: Row) -> list[str]:
+    return [device for device in hardware.get("devices", []) if device != "cpu"]
+
+
 def protocol(options: argparse.Namespace) -> Row:
     """What has to be the same for rows to stand in one table."""
+    ours, greedy = ("", "NCAPO, PQN, DQN") if options.gpu else (", NCAPO", "PQN, DQN")
     return {
         "targets": options.targets,
         "episodes": options.episodes,
         "frames": options.frames,
         "limit_seconds": options.limit,
         "cores": options.cores,
+        "device": "gpu" if options.gpu else "cpu",
         "torch_threads": options.torch_threads,
-        "evaluation": "whole episodes; sampled actions without epsilon (NCAPO, PPO), greedy actions (DQN)",
-        "games": f"ncapo: {PGX} (pgx); peers: {ORIGINAL} (minatar); sticky actions 0.1 in both",
+        "evaluation": f"whole episodes; sampled actions without epsilon (PPO{ours}), greedy actions ({greedy})",
+        "games": f"ncapo, pqn: {PGX} (pgx); others: {ORIGINAL} (minatar); sticky actions 0.1 in both",
         "evaluations_every": f"{LEAST_SECONDS:g} s or {LEAST_FRACTION:.0%} of the time so far",
         "clock": "from the start of the process, compiling included, evaluations left out",
     }
@@ -372,16 +385,18 @@ def main() -> None:
     parser.add_argument("--frames", type=float, default=5e6, help="horizon of the schedules, end of NCAPO's run")
     parser.add_argument("--limit", type=float, default=600.0, help="most seconds of training per run")
     parser.add_argument("--episodes", type=int, default=100, help="episodes per evaluation")
-    parser.add_argument("--cores", type=int, default=2, help="cores that a run may use")
+    parser.add_argument("--cores", type=int, default=2, help="cores that a run may use; 0: all")
     parser.add_argument(
         "--torch-threads", type=int, default=1, help="threads of the peers; 1 is best for nets this small"
     )
+    parser.add_argument("--gpu", action="store_true", help="ncapo and pqn on a GPU, with their preset default")
     parser.add_argument("--table", action="store_true", help="run nothing, only print the table")
     options = parser.parse_args()
     options.frames = int(options.frames)
     if options.one:
         case, seed = options.one[0], int(options.one[1])
-        run = (lambda: run_ncapo(seed, options)) if case == OURS else (lambda: run_sb3(case, seed, options))
+        one = run_sb3 if case.startswith("sb3") else run_capo
+        run = partial(one, case, seed, options)
         print(json.dumps({"case": case, "seed": seed} | measured_here(run, options.cores)))
         return
     if options.table:
