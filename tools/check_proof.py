@@ -18,7 +18,7 @@ import numpy as np
 
 UNIT = 2.0**-53  # the greatest relative error of one operation
 TINY = 2.0**-1000  # more than all underflows of a sum together
-BLOCK = 1 << 20  # transitions handled at once
+BLOCK = 1 << 16  # states handled at once
 
 
 def read(archive, name, types, shape, most=1 << 36):
@@ -41,8 +41,9 @@ def read_manifest(archive, *formats):
     return manifest
 
 
-def sha256(array, dtype):
-    return hashlib.sha256(np.ascontiguousarray(array, dtype).reshape(-1).view(np.uint8).data).digest()
+def sha256(text, *arrays):
+    parts = (np.ascontiguousarray(array, dtype).reshape(-1).view(np.uint8).data for array, dtype in arrays)
+    return hashlib.sha256(text + b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
 
 
 def read_mdp(path):
@@ -67,36 +68,34 @@ def read_mdp(path):
     if not (sound and 0 < gamma < 1 and np.isfinite(reward).all() and (weight > 0).all() and (weight <= 2).all()):
         raise ValueError(f"{path} is not an MDP")
     text = f"capo-mdp-digest-1:{n_states}:{n_actions}:{gamma.hex()}:".encode()
-    parts = ((reward, "<f8"), (allowed, "|b1"), (width, "<i8"), (successor, "<i8"), (weight, "<f8"))
-    digest = hashlib.sha256(text + b"".join(sha256(*part) for part in parts)).hexdigest()
+    digest = sha256(text, (reward, "<f8"), (allowed, "|b1"), (width, "<i8"), (successor, "<i8"), (weight, "<f8"))
     return gamma, reward, allowed, first, successor, weight, digest
 
 
-def read_proof(path, gamma, shape, digest):
+def read_proof(path, gamma, allowed, digest):
     """Policy weights (S, A), v (S,), the covered states (S,) and the claims."""
     with zipfile.ZipFile(path) as archive:
-        claims, policy = read_manifest(archive, "capo-proof-1"), read(archive, "policy", "<f8", shape)
-        values = read(archive, "values", "<f8", shape[:1])
-        covered = read(archive, "covered", "|b1", shape[:1])
-    said, parts = claims.pop("sha256"), ((policy, "<f8"), (values, "<f8"), (covered, "|b1"))
-    text = json.dumps(claims, sort_keys=True).encode() + b"".join(sha256(*part) for part in parts)
-    if said != hashlib.sha256(text).hexdigest():
+        claims, policy = read_manifest(archive, "capo-proof-1"), read(archive, "policy", "<f8", allowed.shape)
+        values = read(archive, "values", "<f8", allowed.shape[:1])
+        covered = read(archive, "covered", "|b1", allowed.shape[:1])
+    said, text = claims.pop("sha256"), json.dumps(claims, sort_keys=True).encode()
+    if said != sha256(text, (policy, "<f8"), (values, "<f8"), (covered, "|b1")):
         raise ValueError("the checksum does not match: the file was changed")
-    if repr([claims[name] for name in ("mdp", "gamma", "states", "actions")]) != repr([digest, gamma, *shape]):
+    of = [claims[name] for name in ("mdp", "gamma", "states", "actions")]
+    if repr(of) != repr([digest, gamma, *allowed.shape]):
         raise ValueError("the proof is for another MDP")
-    total, finite = policy.sum(axis=1), np.isfinite(values).all()
-    if not (finite and (policy >= 0).all() and ((total > 0.5) & (total < 2)).all() and covered.any()):
-        raise ValueError("infinite values, a policy that is not a distribution, or no covered state")
+    total, distributes = policy.sum(axis=1), (policy >= 0).all() and (policy[~allowed] == 0).all()
+    if not (distributes and ((total > 0.5) & (total < 2)).all() and np.isfinite(values).all() and covered.any()):
+        raise ValueError("infinite values, no covered state, or a policy that is not one of this MDP")
     return policy, values, covered, claims
 
 
 def residuals(mdp, policy, values, covered):
     """A lower bound on T_pi v - v and an upper bound on Q(v) - v over the covered states, rounded outward."""
     gamma, reward, allowed, first, successor, weight, _ = mdp
-    (n_states, n_actions), start, low, high = reward.shape, 0, np.inf, -np.inf
-    while start < n_states:
-        end = int(np.searchsorted(first[::n_actions], first[start * n_actions] + BLOCK, side="right"))
-        end = max(start + 1, end - 1)
+    (n_states, n_actions), low, high = reward.shape, np.inf, -np.inf
+    for start in range(0, n_states, BLOCK):
+        end = min(start + BLOCK, n_states)
         pairs = np.flatnonzero(allowed[start:end]) + start * n_actions
         entries = slice(first[start * n_actions], first[end * n_actions])
         count, at = first[pairs + 1] - first[pairs], first[pairs] - entries.start
@@ -111,39 +110,30 @@ def residuals(mdp, policy, values, covered):
         above, lows = np.nextafter(advantage + error, np.inf), np.zeros((end - start, n_actions))
         lows.ravel()[pairs - start * n_actions] = np.nextafter(advantage - error, -np.inf)
         w, here = policy[start:end], covered[start:end]
-        if (w[~allowed[start:end]] != 0).any():
-            raise ValueError("the policy takes an action that is not allowed")
         size = 1.001 * (2 * n_actions + 2) * UNIT * (w * np.abs(lows)).sum(axis=1) / w.sum(axis=1) + TINY
         followed = np.nextafter((w * lows).sum(axis=1) / w.sum(axis=1) - size, -np.inf)
         if not (np.isfinite(above).all() and np.isfinite(followed).all() and ((total > 0.5) & (total < 2)).all()):
             raise ValueError("the values overflow, or the weights p(s, a, .) do not sum to about 1")
         low = min(low, followed[here].min(initial=np.inf))
         high = max(high, above[covered[state]].max(initial=-np.inf))
-        start = end
     return Fraction(float(low)), Fraction(float(high))
 
 
 def exact_residuals(mdp, policy, values, covered):
     """The same without rounding."""
     gamma, reward, allowed, first, successor, weight, _ = mdp
-    v, w, low, high = [Fraction(x) for x in values.tolist()], policy.tolist(), [], []
-    for s in np.flatnonzero(covered).tolist():
-        followed, total = Fraction(0), sum(map(Fraction, w[s]))
-        for a in np.flatnonzero(allowed[s]).tolist():
-            row = slice(*first[s * reward.shape[1] + a :][:2])
-            p = [Fraction(x) for x in weight[row].tolist()]
-            mean = sum(x * v[t] for x, t in zip(p, successor[row].tolist(), strict=True)) / sum(p)
-            high.append(Fraction(float(reward[s, a])) + Fraction(gamma) * mean - v[s])
-            followed += Fraction(w[s][a]) / total * high[-1]
-        low.append(followed)
-    return min(low), max(high)
+    v, w, q, p = (np.frompyfunc(Fraction, 1, 1)(array) for array in (values, policy, reward, weight))
+    at = first[np.flatnonzero(allowed)]
+    q[allowed] += Fraction(gamma) * (np.add.reduceat(p * v[successor], at) / np.add.reduceat(p, at))
+    followed = (w * q).sum(axis=1) / w.sum(axis=1)
+    return min((followed - v)[covered]), max((q - v[:, None])[allowed & covered[:, None]])
 
 
 def main(arguments):
     exact, (proof, mdp_file) = "--exact" in arguments, [name for name in arguments if name != "--exact"]
     mdp = read_mdp(mdp_file)
-    policy, values, covered, claims = read_proof(proof, mdp[0], mdp[1].shape, mdp[-1])
-    found = residuals(mdp, policy, values, covered)  # checks the covered states and the action sets, too
+    policy, values, covered, claims = read_proof(proof, mdp[0], mdp[2], mdp[-1])
+    found = residuals(mdp, policy, values, covered)  # also checks that the covered states cannot be left
     low, high = exact_residuals(mdp, policy, values, covered) if exact else found
     left = 1 - Fraction(mdp[0])
     lower, upper, gap = (Fraction(float(claims[name])) for name in ("lower", "upper", "gap_bound"))

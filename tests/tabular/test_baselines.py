@@ -195,9 +195,11 @@ def test_stochastic_npg_commits_to_a_wrong_arm_where_on_policy_capo_does_not():
         (lambda m: baselines.natural_policy_gradient(m, tol=1e-18), "tol=1e-18"),
         (lambda m: baselines.value_iteration(m, tol=-1.0), "tol=-1.0"),
         (lambda m: baselines.value_iteration(m, values=[1.0, 2.0]), r"values of shape \(2,\)"),
+        (lambda m: baselines.value_iteration(m, values=np.full(m.n_states, -1.7e308)), "values of size 1.7e"),
         (lambda m: baselines.policy_iteration(m, init=[[1.0]]), "init"),
         (lambda m: baselines.stochastic_npg(m, 0.1, 5, iterations=10), "one state"),
         (lambda _: baselines.stochastic_npg(capo.mdps.bandit(), 0.1, 0, iterations=10), "seeds"),
+        (lambda _: baselines.stochastic_npg(capo.mdps.bandit(), 1e300, 5, iterations=10), "eta=1e.300 is too"),
         (lambda _: baselines.stochastic_npg(capo.mdps.bandit(), 0.1, 1, iterations=10, track=(0, 4)), "track"),
     ],
 )

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import capo
+from capo.errors import CapoError
 from capo.tabular import baselines
 from capo.tabular import baselines_large as large
 from capo.tabular.theory import modified as lines
@@ -67,6 +68,24 @@ def test_an_initial_policy_is_where_it_starts():
     again = baselines.policy_iteration(mdp, tol=1e-8, init=best.policy)
     assert again.iterations < best.iterations
     assert baselines.value_iteration(mdp, tol=1e-8, values=best.values).iterations <= 2
+
+
+@pytest.mark.usefixtures("always_large")
+@pytest.mark.parametrize("size", [1e14, -1e20, 1e290])
+def test_bounds_include_the_rounding_of_large_initial_values(size):
+    """Beside 1e20 all rewards vanish, and every policy looks optimal."""
+    transition = np.zeros((6, 2, 6))
+    transition[np.arange(6), 0, (np.arange(6) + 1) % 6] = transition[np.arange(6), 1, np.arange(6)] = 1
+    mdp = capo.MDP(transition, np.eye(6)[:, [0, 5]], 0.9)
+    best = baselines.policy_iteration(mdp).values
+    for iterations in (1, 5, 50, None):
+        found = baselines.value_iteration(mdp, iterations, values=np.full(6, size))
+        exact = mdp.policy_values(found.policy)
+        assert (best - exact).max() <= found.gap_bound * (1 + 1e-9) + 1e-12
+        assert (found.values <= exact + 1e-12 * max(1, found.gap_bound)).all()
+    assert found.converged
+    with pytest.raises(CapoError, match=r"values of size 1\.7e\+308 are too large"):
+        baselines.value_iteration(mdp, values=np.full(6, 1.7e308))
 
 
 @pytest.mark.usefixtures("always_large")

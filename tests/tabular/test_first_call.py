@@ -27,17 +27,7 @@ ours = sorted(f.__name__ for f in compiled.names if f.__module__.startswith("cap
 heavy = [name for name in ("jax", "optax", "matplotlib", "rich") if name in sys.modules]
 print(json.dumps({"ours": ours, "numba": len(compiled.names) - len(ours), "heavy": heavy}))
 """
-UPDATE = [
-    "_add_multiple",
-    "add_rows",
-    "column",
-    "commit",
-    "dot",
-    "normalise_row",
-    "run",
-    "sparse_dot",
-    "step_size",
-]
+UPDATE = ["_add_multiple", "dot", "normalise_row", "run", "sparse_dot"]  # the others are parts of run
 WALK = ["advance", "draw", "draw_action"]
 
 
@@ -53,7 +43,7 @@ def first_solve(cache: Path, *arguments: str) -> dict[str, object]:
     [
         (["chain:10"], UPDATE),
         (["chain:10", "--rule", "on-policy", "--iterations", "50"], sorted(UPDATE + WALK)),
-        (["chain:10", "--rule", "batch"], ["normalise_row", "step_size", "update_all"]),
+        (["chain:10", "--rule", "batch"], ["normalise_row", "update_all"]),
     ],
     ids=["cyclic", "on-policy", "batch"],
 )
@@ -62,8 +52,8 @@ def test_a_small_solve_compiles_only_what_it_runs(
 ) -> None:
     first = first_solve(tmp_path, *arguments)
     assert sorted(set(first["ours"])) == kernels  # type: ignore[call-overload]
-    # Functions of numba's own, such as np.empty. Assigning a row of an array compiles some thirty, for a message.
-    assert first["numba"] <= 6  # type: ignore[operator]
+    # np.empty would compile two of numba's own functions; assigning a row of an array some thirty, for a message.
+    assert first["numba"] == 0
     assert first["heavy"] == []
     again = first_solve(tmp_path, *arguments)
     assert (again["ours"], again["numba"]) == ([], 0), "the second time everything comes from the cache"

@@ -230,17 +230,25 @@ def value_iteration(
     Args:
         mdp: the MDP.
         iterations, tol, record_every, callback, progress: as in :func:`capo.solve`.
-        values: (S,) initial values; zeros by default.
+        values: (S,) initial values; zeros by default. On large MDPs, the bound of a run that starts from values
+            far above those of any policy includes their rounding.
     """
     require_mdp(mdp)
     given = np.zeros(mdp.n_states) if values is None else values
     iterate = as_floats("values=", given, "is not a vector of numbers")
     if iterate.shape != (mdp.n_states,) or not np.isfinite(iterate).all():
         raise CapoError(f"values of shape {iterate.shape} must be finite and of shape (S,) = ({mdp.n_states},)")
+    largest = float(np.abs(iterate).max())
+    if not math.isfinite(largest / (1 - mdp.gamma) * 1e8):
+        raise CapoError(
+            f"values of size {largest:g} are too large with gamma={mdp.gamma!r}: they would overflow. "
+            f"No policy is worth more than {value_scale(mdp):.3g} in any state"
+        )
     if large.is_large(mdp):
         return large.run_baseline(
             Baseline("value iteration"), Sharp(mdp, values=iterate.copy()), 1, iterations, tol,
             record_every=record_every, callback=callback, progress=progress, settings={},
+            rounding=large.rounding_of(mdp, iterate),
         )  # fmt: skip
     q = mdp.q_values(iterate)
 
@@ -414,7 +422,9 @@ def stochastic_npg(
     require_mdp(mdp)
     if mdp.n_states != 1:
         raise CapoError(f"stochastic_npg needs a bandit, an MDP with one state; this one has {mdp.n_states}")
-    rate = positive("eta", eta)
+    rate, largest = positive("eta", eta), float(np.abs(mdp.reward).max())
+    if not math.isfinite(2 * math.exp(_MOST_ODDS) * largest * rate):
+        raise CapoError(f"eta={eta!r} is too large for rewards of size {largest:g}: a step would overflow")
     iterations, which = whole("iterations", iterations), checked_seeds(seeds)
     arm = None if track is None else int(check_pairs([track], mdp, "track")[0, 1])
     first, points = initial_log_policy(mdp, init, theta), record_points(record, iterations)

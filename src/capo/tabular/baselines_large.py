@@ -66,6 +66,7 @@ class Solved(Sharp):
 def run_baseline(
     baseline: Baseline, sweeper: Sharp, k: int, iterations: int | None, tol: float | None, *,
     record_every: int | None, callback: Callback | None, progress: bool, settings: dict[str, Any],
+    rounding: float = 0.0,
 ) -> Result:  # fmt: skip
     """Rounds of k sweeps until the certified gap is within ``tol``."""
     mdp = sweeper.mdp
@@ -76,7 +77,7 @@ def run_baseline(
     tol = None if tol is None else positive("tol", tol)
     every = None if record_every is None else whole("record_every", record_every)
     recorder = Recorder(baseline.method, limit, tol, callback, progress)
-    rounds = Rounds(sweeper, mdp.gamma, k, choose=False)
+    rounds = Rounds(sweeper, mdp.gamma, k, choose=False, rounding=rounding)
     run_rounds(rounds, recorder, mdp, tol, every)
     return Result(
         **(outcome := recorder.outcome()),
@@ -92,6 +93,15 @@ def run_baseline(
         baseline=baseline,
         critic="iterative",
     )
+
+
+def rounding_of(mdp: MDP, values: Floats) -> float:
+    """How wrong the residuals of initial values (S,) may be because they are larger than any policy's; else 0."""
+    size = float(np.abs(values).max())
+    if size <= float(np.abs(mdp.reward).max()) / (1 - mdp.gamma):
+        return 0.0
+    successors = int(np.diff(mdp.csr().indptr).max())
+    return 2 * (successors + 8) * EPS * size  # one rounding per product and per sum, twice for good measure
 
 
 def start_from(sweeper: Sharp, policy: Floats | None, sweeps: int) -> None:

@@ -152,6 +152,7 @@ class DenseCritic:
         self.refactorisations = -1  # the first factorisation does not count
         self._u = np.empty((max(self._depth, 1), mdp.n_states))
         self._w = np.empty_like(self._u)
+        self._scratch = tuple(np.empty(size) for size in 2 * (mdp.n_states,) + 3 * (mdp.n_actions,))
         self.refactor()
 
     def refactor(self) -> None:
@@ -221,6 +222,7 @@ class DenseCritic:
                 *encode(stepsize, self.mdp.n_actions),
                 self.log_policy, self.policy, self.values, self.counts,
                 self._inverse, self._u, self._w, self._pending, self._depth or None,
+                self._scratch,
                 coordinates.pairs, walked,
                 steps.state, steps.action, steps.sign, steps.alpha, steps.value, steps.row, traced,
                 done,

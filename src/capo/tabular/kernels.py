@@ -24,15 +24,18 @@ from capo.update import KINDS, floor
 FLOOR = floor(np.float64)
 NOTHING = -746.0  # exp of this and of all below is 0
 LOG, FIXED, CLIPPED, ON_POLICY = (KINDS.index(kind) for kind in ("log", "fixed", "clipped", "on-policy"))
-_JIT = {"cache": True, "nogil": True}
+_JIT = {"cache": True, "nogil": True, "no_cfunc_wrapper": True}
 _REASSOCIATES = {"fastmath": {"reassoc", "contract", "nsz"}}  # NaN and infinity keep their meaning
 _FAST = _JIT | _REASSOCIATES
 # Functions that only kernels call: not callable from Python and not cached by themselves, which compiles faster.
 _INNER = {"nogil": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+# Those a kernel calls in one place become part of it, which compiles faster still. Not those with fast sums: the
+# order of their sums must not depend on the code around them.
+_PART = _INNER | {"inline": "always"}
 _INNER_FAST = _INNER | _REASSOCIATES
 
 
-@nb.njit(**_INNER)
+@nb.njit(**_PART)
 def step_size(kind, first, second, log_p, sign, count):  # type: ignore[no-untyped-def]
     """Twin of :meth:`capo.update.StepSize.alpha` for one entry."""
     if kind == FIXED:
@@ -80,7 +83,7 @@ def _add_multiple(x, u, factor):  # type: ignore[no-untyped-def]
         x[i] += u[i] * factor
 
 
-@nb.njit(**_INNER)
+@nb.njit(**_PART)
 def add_rows(weights, matrix, out):  # type: ignore[no-untyped-def]
     """out += weights^T matrix, passing over the weights that are 0: few successors make few rows."""
     for t in range(weights.shape[0]):
@@ -104,7 +107,7 @@ def sparse_dot(indptr, indices, data, row, x):  # type: ignore[no-untyped-def]
     return total
 
 
-@nb.njit(**_INNER)
+@nb.njit(**_PART)
 def column(inverse, u, w, pending, depth, s, x):  # type: ignore[no-untyped-def]
     """x = M[:, s] with the pending changes applied, in the order they came."""
     for i in range(x.shape[0]):
@@ -114,9 +117,9 @@ def column(inverse, u, w, pending, depth, s, x):  # type: ignore[no-untyped-def]
             _add_multiple(x, u[k], dot(w[k], x))
 
 
-@nb.njit(**_INNER)
-def commit(csr, gamma, n_actions, inverse, u, w, pending, depth, s, change, x, scale):  # type: ignore[no-untyped-def]
-    """Enter the policy change (A,) at state s into M; returns the number of pending changes."""
+@nb.njit(**_PART)
+def commit(csr, gamma, n_actions, inverse, u, w, pending, depth, s, change, x, scale, left):  # type: ignore[no-untyped-def]
+    """Enter the policy change (A,) at state s into M; returns how many are pending. ``left`` (S,) is scratch."""
     indptr, indices, data = csr
     slot = 0 if depth is None else pending
     row = w[slot]
@@ -131,7 +134,6 @@ def commit(csr, gamma, n_actions, inverse, u, w, pending, depth, s, change, x, s
         u[slot, i] = x[i] * scale
     if depth is not None:
         return pending + 1
-    left = np.empty(x.shape[0])
     for i in range(x.shape[0]):
         left[i] = 0.0
     add_rows(row, inverse, left)
@@ -189,6 +191,7 @@ def run(  # type: ignore[no-untyped-def]
     csr, reward, gamma, rho, sign_tol,  # the MDP
     kind, first, second,  # the step size
     log_policy, policy, values, counts, inverse, u, w, pending, depth,  # the engine's state, changed in place
+    scratch,  # (S,), (S,), (A,), (A,), (A,): given, since np.empty takes a while to compile
     pairs, walk_of,  # where coordinates come from
     out_state, out_action, out_sign, out_alpha, out_value, out_row, traced,  # what happened
     begin,
@@ -200,15 +203,13 @@ def run(  # type: ignore[no-untyped-def]
     Returns the index of the next update and the number of pending changes.
     """
     indptr, indices, data = csr
-    n_states, n_actions = policy.shape
+    n_actions = policy.shape[1]
     if walk_of is not None:
         behaviour, mix, terminal, restart, horizon, walker, uniforms = walk_of
         n = uniforms.shape[0]
     else:
         n = pairs.shape[0]
-    x = np.empty(n_states)
-    base_q, g = np.empty(n_actions), np.empty(n_actions)
-    change = np.empty(n_actions)
+    x, left, base_q, g, change = scratch
     i = begin
     while i < n and (depth is None or pending < depth):
         s = pairs[i, 0] if walk_of is None else walker[0]
@@ -256,7 +257,7 @@ def run(  # type: ignore[no-untyped-def]
             _add_multiple(values, x, c)
             for b in range(n_actions):
                 policy[s, b] = math.exp(row[b])
-            pending = commit(csr, gamma, n_actions, inverse, u, w, pending, depth, s, change, x, scale)
+            pending = commit(csr, gamma, n_actions, inverse, u, w, pending, depth, s, change, x, scale, left)
     return i, pending
 
 
@@ -270,7 +271,7 @@ def commit_rows(  # type: ignore[no-untyped-def]
     """
     indptr, indices, data = csr
     n_states, n_actions = policy.shape
-    x = np.empty(n_states)
+    x, left = np.empty(n_states), np.empty(n_states)
     change = np.empty(n_actions)
     i = begin
     while i < states.shape[0] and (depth is None or pending < depth):
@@ -289,7 +290,7 @@ def commit_rows(  # type: ignore[no-untyped-def]
             log_policy[s, a] = rows[i, a]
         scale = 1.0 / (1.0 - against)
         _add_multiple(values, x, along * scale)
-        pending = commit(csr, gamma, n_actions, inverse, u, w, pending, depth, s, change, x, scale)
+        pending = commit(csr, gamma, n_actions, inverse, u, w, pending, depth, s, change, x, scale, left)
         i += 1
     return i, pending
 

@@ -375,10 +375,15 @@ class Rounds:
         k: sweeps per round, that of the improvement included; None to let the residuals decide.
         choose: whether to choose between Gauss-Seidel and Jacobi by what the residuals do.
         keep: a trace is kept for this many rounds.
+        rounding: how wrong residuals may be at first where initial values are larger than any policy's. Every
+            sweep shrinks this part of the values, and with it the error, by gamma.
     """
 
-    def __init__(self, sweeper: Sweeper, gamma: float, k: int | None, choose: bool, keep: int = 0) -> None:
+    def __init__(
+        self, sweeper: Sweeper, gamma: float, k: int | None, choose: bool, keep: int = 0, rounding: float = 0.0
+    ) -> None:
         self.sweeper, self._gamma, self._k, self._choose, self._keep = sweeper, gamma, k, choose, keep
+        self._rounding = rounding
         self.rounds = self.sweeps = 0
         self.gap_bound = np.inf
         self._offset = 0.0  # V is the sweeper's values plus this
@@ -431,7 +436,12 @@ class Rounds:
         return self.gap_bound
 
     def _finite(self, found: Residuals) -> Residuals:
-        """The residuals, refused if values have overflowed, or would with the shift: nothing is certain then."""
+        """The residuals with the rounding of large initial values.
+
+        Refused if values have overflowed, or would with the shift: nothing is certain then.
+        """
+        error = self._rounding * self._gamma**self.sweeps
+        found = found._replace(up=found.up + error, low=found.low - error)
         if not (math.isfinite(found.up) and math.isfinite(found.low / (1 - self._gamma))):
             raise CapoError("values are no longer finite: use smaller rewards or a smaller gamma")
         return found
