@@ -188,14 +188,15 @@ class JittedLearner(Learner):
     def _run(self, state: TrainState, iterations: Array) -> tuple[TrainState, Metrics]:
         """Up to CHUNK iterations; the number is an argument, so that every number is the same program."""
 
+        # Traced once, though asked for twice: for its shapes and in the loop.
+        iterate = jax.jit(jax.vmap(self._iterate, in_axes=(0, None)), inline=True)
+
         def body(row: Array, carry: tuple[TrainState, Metrics]) -> tuple[TrainState, Metrics]:
             state, buffers = carry
-            now = Iteration.of(state.iteration[0], state.era)
-            state, metrics = jax.vmap(self._iterate, in_axes=(0, None))(state, now)
+            state, metrics = iterate(state, Iteration.of(state.iteration[0], state.era))
             return state, {name: buffers[name].at[row].set(values) for name, values in metrics.items()}
 
-        first = Iteration.number(0)
-        shapes = jax.eval_shape(lambda: jax.vmap(self._iterate, in_axes=(0, None))(state, first))[1]
+        shapes = jax.eval_shape(iterate, state, Iteration.of(state.iteration[0], state.era))[1]
         buffers = {name: jnp.zeros((CHUNK, *leaf.shape), leaf.dtype) for name, leaf in shapes.items()}
         result: tuple[TrainState, Metrics] = jax.lax.fori_loop(0, iterations, body, (state, buffers))
         return result
