@@ -67,7 +67,7 @@ def test_every_variant_changes_one_thing_that_the_presets_know() -> None:
             assert changed != base
             assert set(settings) >= {k for k, v in changed.to_dict().items() if v != getattr(base, k)}
     names = ablation.differing("breakout", ablation.PLAN)
-    assert len(names) == len(set(names)) == 22
+    assert len(names) == len(set(names)) == 24
     assert "kl-paper" not in names, "the default has it already"
 
 

@@ -61,7 +61,7 @@ def test_vectors(name: str, tmp_path: Path) -> None:
 )
 def test_grids(name: str, settings: dict[str, Any], tmp_path: Path) -> None:
     agent = registry.find(name).agent("minatar-breakout", width=16, **settings)
-    observations = np.random.default_rng(0).random((5, *agent.env.observation_shape)) < 0.3
+    observations = np.random.default_rng(0).random((5, *agent.played_env.observation_shape)) < 0.3
     check(agent, tmp_path, observations)
 
 
@@ -243,7 +243,7 @@ def test_a_policy_of_half_precision_is_exported_in_float32(tmp_path: Path) -> No
     """What a GPU computes is less exact than the file, which is no reason to refuse."""
     agent = capo.NCAPO("minatar-breakout", width=16, precision="bfloat16")
     single = capo.NCAPO("minatar-breakout", width=16, precision="float32")
-    observations = np.random.default_rng(0).random((5, *agent.env.observation_shape)) < 0.3
+    observations = np.random.default_rng(0).random((5, *agent.played_env.observation_shape)) < 0.3
     found = played(agent.export(tmp_path / "policy"), observation=observations)
     np.testing.assert_allclose(found["value"], single.policy(observations).values, rtol=1e-5, atol=1e-5)
     assert abs(found["value"] - agent.policy(observations).values).max() > 1e-4

@@ -162,6 +162,12 @@ def test_frames_of_one_number_and_of_discrete_observations() -> None:
         agent.predict(0)
 
 
+def test_a_single_frame_given_to_predict_is_refused_with_a_word_on_stacks() -> None:
+    agent = capo.NCAPO("minatar-breakout", width=16)  # the default has two frames
+    with pytest.raises(CapoError, match=r"the last 2 joined along the last axis, oldest first \(frame_stack\)"):
+        agent.predict(np.zeros(agent.env.observation_shape, bool))
+
+
 def test_observations_that_can_not_be_stacked_are_refused() -> None:
     env = Wander()
     env.layout = Layout((Part("a", (2,), "float32"),))  # type: ignore[attr-defined]

@@ -405,6 +405,8 @@ def as_batch(env: EnvSpec, observation: Any) -> tuple[Any, bool]:
     except ValueError:  # rows of different lengths
         array = np.empty((), object)
     expected = f"{env.name} has observations of shape {shape}, or {('n', *shape)} for a batch"
+    if env.frame_stack > 1:
+        expected += f": the last {env.frame_stack} joined along the last axis, oldest first (frame_stack)"
     if array.dtype.kind not in "biuf":
         raise CapoError(
             f"an observation must be an array of numbers, not {type(observation).__name__}; {expected}"
