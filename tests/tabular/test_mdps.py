@@ -75,6 +75,19 @@ def test_garnet_has_its_branching():
     assert (mdp.rows != mdps.garnet(30, 3, 4, seed=2).rows).any()
 
 
+@pytest.mark.parametrize(
+    "branching", [5, 40, 60]
+)  # of 2500 states: draws with a number twice are rare, common, most
+def test_large_garnet_has_its_branching(branching):
+    mdp = mdps.garnet(2500, 2, branching, seed=1)
+    rows = mdp.csr()
+    np.testing.assert_array_equal(np.diff(rows.indptr), branching)  # all successors of a pair differ
+    np.testing.assert_allclose(rows.sum(axis=1), 1.0)
+    share = np.bincount(rows.indices, minlength=2500) / rows.nnz * 2500
+    assert abs(share.reshape(50, 50).mean(axis=1) - 1).max() < 6 * (2500 / rows.nnz / 50) ** 0.5
+    assert (rows != mdps.garnet(2500, 2, branching, seed=1).csr()).nnz == 0
+
+
 def test_the_forest_is_the_known_one():
     mdp = mdps.forest()
     np.testing.assert_array_equal(mdp.reward, [[0, 0], [0, 1], [4, 2]])

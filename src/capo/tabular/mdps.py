@@ -138,11 +138,7 @@ def garnet(n_states: int = 100, n_actions: int = 4, branching: int = 5, gamma: f
         raise CapoError(f"branching={branching} must be at most n_states={n_states}")
     rng = np.random.default_rng(whole("seed", seed, 0))
     n_pairs = n_states * n_actions
-    # The first `branching` of a random order of all states; for large S, draws are repeated until distinct.
-    if n_states <= 2000:
-        targets = rng.permuted(np.tile(np.arange(n_states), (n_pairs, 1)), axis=1)[:, :branching]
-    else:
-        targets = np.stack([rng.choice(n_states, branching, replace=False) for _ in range(n_pairs)])
+    targets = _distinct(rng, n_states, n_pairs, branching)
     cuts = np.sort(rng.random((n_pairs, branching - 1)), axis=1)
     probability = np.diff(cuts, axis=1, prepend=0.0, append=1.0)
     pairs = np.repeat(np.arange(n_pairs), branching)
@@ -150,6 +146,20 @@ def garnet(n_states: int = 100, n_actions: int = 4, branching: int = 5, gamma: f
     transition: Any = matrix if n_states > 2000 else matrix.toarray().reshape(n_states, n_actions, n_states)
     reward = rng.random((n_states, n_actions))
     return MDP(transition, reward, gamma, name=_spelled(garnet, 3, n_states, n_actions, branching, seed))
+
+
+def _distinct(rng: np.random.Generator, n: int, rows: int, count: int) -> npt.NDArray[np.int64]:
+    """``count`` different numbers below ``n`` in each of so many rows, all sets of them equally likely."""
+    if n <= 2000:  # the first of a random order of all
+        return rng.permuted(np.tile(np.arange(n), (rows, 1)), axis=1)[:, :count]
+    if count**2 > n:  # most draws would have a number twice
+        return np.stack([rng.choice(n, count, replace=False) for _ in range(rows)])
+    found, again = rng.integers(n, size=(rows, count)), np.arange(rows)
+    while again.size:
+        drawn = np.sort(found[again], axis=1)
+        again = again[(drawn[:, 1:] == drawn[:, :-1]).any(axis=1)]
+        found[again] = rng.integers(n, size=(again.size, count))
+    return found
 
 
 def random(n_states: int = 10, n_actions: int = 4, gamma: float = 0.95, seed: int = 0) -> MDP:
