@@ -63,8 +63,8 @@ def test_the_network_sees_single_observations_as_numbers_from_0_to_1() -> None:
             return super().apply(params, observation)
 
     agent = capo.NCAPO("minatar-breakout", network=Looking(), **SMALL)
-    agent.policy(np.zeros((2, *agent.env.observation_shape), bool))
-    assert set(seen) == {(agent.env.observation_shape, jnp.dtype(jnp.float32))}
+    agent.policy(np.zeros((2, *agent.played_env.observation_shape), bool))
+    assert set(seen) == {(agent.played_env.observation_shape, jnp.dtype(jnp.float32))}
 
 
 def test_a_network_is_asked_for_again_and_the_run_continues_exactly(tmp_path: Path) -> None:
