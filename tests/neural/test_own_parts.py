@@ -67,6 +67,17 @@ def test_the_network_sees_single_observations_as_numbers_from_0_to_1() -> None:
     assert set(seen) == {(agent.played_env.observation_shape, jnp.dtype(jnp.float32))}
 
 
+@pytest.mark.parametrize("env", ["probe-both", "CartPole-v1"])  # jitted, and on the host
+def test_the_network_sees_stacked_observations(env: str, tmp_path: Path) -> None:
+    agent = capo.NCAPO(env, network=Body(), frame_stack=3, **SMALL).learn(FRAMES)
+    leaves = jax.tree_util.tree_leaves_with_path(agent.params)
+    kernel = next(leaf for path, leaf in leaves if "['own']['kernel']" in jax.tree_util.keystr(path))
+    assert kernel.shape[-2] == agent.played_env.observation_shape[-1] == 3 * agent.env.observation_shape[-1]
+    again = capo.load(agent.save(tmp_path / "agent"), network=Body())
+    observations = np.ones((2, *agent.played_env.observation_shape), np.float32)
+    np.testing.assert_array_equal(again.policy(observations).values, agent.policy(observations).values)
+
+
 def test_a_network_is_asked_for_again_and_the_run_continues_exactly(tmp_path: Path) -> None:
     network = Body()
     whole = capo.NCAPO(ENV, network=network, **SMALL).learn(2 * FRAMES)

@@ -13,6 +13,7 @@ import numpy as np
 from capo import envs
 from capo.checks import whole
 from capo.envs.layout import Part
+from capo.envs.wrappers import wrap
 from capo.errors import CapoError, CapoWarning
 from capo.neural.algorithms.base import Algorithm
 from capo.neural.algorithms.settings import CommonSettings, field_kinds, override, plain
@@ -78,7 +79,7 @@ class Setup:
         other = None if eval_env is None else envs.make(eval_env)
         if other is not None:
             _check_same_spaces(made, other)
-        own, overrides = OwnParts.split(overrides, field_kinds(algorithm.Config), envs.EnvSpec(made).seen)
+        own, network, overrides = OwnParts.split(overrides, field_kinds(algorithm.Config))
         overrides = {name: plain(value) for name, value in overrides.items()}
         if is_preset_file(preset):
             found = read_preset(preset, algorithm.name, algorithm.Config)
@@ -86,6 +87,7 @@ class Setup:
         preset = str(preset)
         settings = _settings(algorithm, preset, made, overrides)
         _warn_if_channels_first(made, settings)
+        own = own.with_network(network, envs.EnvSpec(wrap(made, settings.frame_stack)).seen)
         return cls(
             algorithm,
             made,

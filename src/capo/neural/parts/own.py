@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from capo.arrays import Array
 from capo.envs.layout import Part
 from capo.errors import CapoError, unknown_name
-from capo.neural.parts.own_network import OwnNetwork
+from capo.neural.parts.own_network import OwnNetwork, check_network
 from capo.neural.parts.schedules import OwnSchedule
 
 SCHEDULES = ("learning_rate", "entropy", "epsilon")  # what may be a function of the progress
@@ -28,22 +28,21 @@ class OwnParts:
     schedules: Mapping[str, OwnSchedule] = field(default_factory=dict)
 
     @classmethod
-    def split(
-        cls, given: Mapping[str, Any], known: Mapping[str, Any], seen: Sequence[Part]
-    ) -> tuple[OwnParts, dict[str, Any]]:
-        """The parts among settings that a user gave, and plain settings in place of them.
+    def split(cls, given: Mapping[str, Any], known: Mapping[str, Any]) -> tuple[OwnParts, Any, dict[str, Any]]:
+        """The schedules among settings that a user gave, the network or None, and plain settings in their place.
+
+        The network is for :meth:`with_network`, once the settings say what it sees of an observation.
 
         Args:
             given: settings by name, some of which may be objects.
             known: the algorithm's settings.
-            seen: the parts of an observation that networks see.
 
         Raises:
             CapoError: if a part is not what it must be, or the algorithm has no such part.
         """
         plain, network, schedules = dict(given), None, {}
         if "network" in plain and not isinstance(plain["network"], str):
-            network = OwnNetwork(plain.pop("network"), seen)
+            check_network(network := plain.pop("network"))
         for name in [name for name, value in plain.items() if callable(value)]:
             setting = "epsilon_start" if name == "epsilon" else name
             if name not in SCHEDULES or setting not in known:
@@ -59,7 +58,19 @@ class OwnParts:
                 plain |= {"epsilon_start": made.first, "epsilon_final": made.last}
             else:  # what the file says; the schedule itself is what counts
                 plain |= {name: made.largest, f"{name}_schedule": "constant"}
-        return cls(network, schedules), plain
+        return cls(schedules=schedules), network, plain
+
+    def with_network(self, network: Any, seen: Sequence[Part]) -> OwnParts:
+        """These and the user's network, if there is one.
+
+        Args:
+            network: the object, or None.
+            seen: the parts of an observation that networks see.
+
+        Raises:
+            CapoError: if it is no network for such observations.
+        """
+        return self if network is None else replace(self, network=OwnNetwork(network, seen))
 
     def schedule(self, name: str, progress: Array) -> Array | None:
         """The user's value at a progress from 0 to 1; None if there is no schedule of that name."""

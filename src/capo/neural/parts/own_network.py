@@ -21,6 +21,18 @@ _CONTRACT = (
 )
 
 
+def check_network(given: Any) -> None:
+    """Raise a CapoError unless this is an object with the two methods."""
+    if isinstance(given, type) or not all(callable(getattr(given, name, None)) for name in ("init", "apply")):
+        shown = repr(given) if isinstance(given, str | int) else f"an object of type {type(given).__name__}"
+        if isinstance(given, type):
+            shown = f"the class {given.__name__}, not an instance of it"
+        raise CapoError(
+            f"network is {shown}; it must be 'auto', 'mlp', 'conv', 'nature', 'impala', or an object of your "
+            f"own: {_CONTRACT}"
+        )
+
+
 class OwnNetwork:
     """A user's object on an environment. Two are equal only if they are the same object.
 
@@ -38,15 +50,8 @@ class OwnNetwork:
     """
 
     def __init__(self, given: Any, parts: Sequence[Part]) -> None:
+        check_network(given)
         self.name = type(given).__name__
-        if isinstance(given, type) or not all(callable(getattr(given, name, None)) for name in ("init", "apply")):
-            shown = repr(given) if isinstance(given, str | int) else f"an object of type {type(given).__name__}"
-            if isinstance(given, type):
-                shown = f"the class {given.__name__}, not an instance of it"
-            raise CapoError(
-                f"network is {shown}; it must be 'auto', 'mlp', 'conv', 'nature', 'impala', or an object of your "
-                f"own: {_CONTRACT}"
-            )
         self._given = given
         self._shape: Any = {part.name: part.shape for part in parts} if len(parts) > 1 else parts[0].shape
         key, observation = jax.random.PRNGKey(0), self._zeros()
