@@ -87,7 +87,8 @@ class Setup:
         preset = str(preset)
         settings = _settings(algorithm, preset, made, overrides)
         _warn_if_channels_first(made, settings)
-        own = own.with_network(network, envs.EnvSpec(wrap(made, settings.frame_stack)).seen)
+        if network is not None:
+            own = own.with_network(network, envs.EnvSpec(wrap(made, settings.frame_stack)).seen)
         return cls(
             algorithm,
             made,

@@ -118,9 +118,10 @@ class NCAPOConfig(RetraceSettings):
     @classmethod
     def _preset(cls, name: str, env_name: str) -> Self:
         grid = is_minatar(env_name)
-        presets = {"paper": _PAPER, "official": _OFFICIAL, "default": _DEFAULT, "sign": _SIGN, "cpu": _CPU}
+        presets = {"paper": _PAPER, "official": _OFFICIAL, "default": _DEFAULT, "sign": _SIGN}
+        presets |= {"cpu": _CPU, "atari": _ATARI}
         authors = name in ("paper", "official")
-        config = presets.get(name, _ATARI) if grid or authors else _VECTOR
+        config = presets[name] if grid or authors else _VECTOR
         if name == "atari" or (is_atari(env_name) and not authors):
             config = _ATARI
         if authors and "asterix" in env_name.lower():  # the table's footnote: Asterix has two values of its own

@@ -61,16 +61,16 @@ class OwnParts:
         return cls(schedules=schedules), network, plain
 
     def with_network(self, network: Any, seen: Sequence[Part]) -> OwnParts:
-        """These and the user's network, if there is one.
+        """These and the user's network.
 
         Args:
-            network: the object, or None.
+            network: the object.
             seen: the parts of an observation that networks see.
 
         Raises:
             CapoError: if it is no network for such observations.
         """
-        return self if network is None else replace(self, network=OwnNetwork(network, seen))
+        return replace(self, network=OwnNetwork(network, seen))
 
     def schedule(self, name: str, progress: Array) -> Array | None:
         """The user's value at a progress from 0 to 1; None if there is no schedule of that name."""
